@@ -1,0 +1,189 @@
+"""The deployment file as frozen values. Every field here is a key of the TOML file, documented by its docstring.
+
+Pure: parsing lives in `parse`, capacity arithmetic in `grid`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+Placement = Literal["job", "first-task", "local"]
+LauncherKind = Literal["slurm", "local"]
+Tls = Literal["auto", "on", "off"]
+
+
+class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all values of the deployment file: immutable, no unknown keys."""
+
+
+class Model(Frozen, frozen=True):
+    """`[model]`: what is served."""
+
+    path: str
+    """Folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer) on a shared file system."""
+    name: str | None = None
+    """Name that clients ask for; default: the folder's name."""
+    dtype: Dtype = "bfloat16"
+    """Number format of weights, activations and KV cache."""
+    context: int = 2048
+    """Most tokens of one sequence, prompt and answer together."""
+    fold_system: bool = False
+    """Fold a system message into the first user message, for templates without a system role."""
+
+
+class SlurmResources(Frozen, frozen=True):
+    """`[slurm]`, `[head.slurm]`, `[pool.slurm]`: what sbatch is asked for. Unset keys add no flag."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    """Walltime as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."""
+    gres: str | None = None
+    """Generic resources per node, for instance "gpu:4"; exclusive with gpus_per_node."""
+    gpus_per_node: str | None = None
+    constraint: str | None = None
+    switches: str | None = None
+    """Most leaf switches a task may span, with an optional wait: "1" or "1@30"."""
+    exclusive: bool | None = None
+    reservation: str | None = None
+    cpus_per_rank: int | None = None
+    memory: str | None = None
+    """Memory per node as Slurm writes it, for instance "64G"."""
+    mpi: str | None = None
+    """`srun --mpi=` type: "pmix", "pmi2", ...; default pmix."""
+    modules: tuple[str, ...] | None = None
+    """Environment modules that the job script loads."""
+    extra: tuple[str, ...] | None = None
+    """Further sbatch flags, as they are."""
+
+
+class Pool(Frozen, frozen=True):
+    """`[[pool]]`: one job array of identical tasks."""
+
+    name: str
+    replicas: int = 1
+    """Replicas of this pool that are wanted."""
+    replicas_per_task: int = 1
+    """Replicas that share one node; must be 1 when a replica spans several nodes."""
+    nodes_per_replica: int = 1
+    """Nodes that one replica spans; its ranks are spread evenly, tensor-parallel groups inside a node."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    max_sequences: int = 16
+    """Sequences that one replica runs at once."""
+    kv_tokens: int | None = None
+    """Tokens that one replica's KV cache holds; default max_sequences x context / 2, at least one context."""
+    threads_per_rank: int = 1
+    """CPU threads of one rank."""
+    devices_per_rank: int = 1
+    """Accelerators of one rank when the site has some (gres or gpus_per_node given)."""
+    requeue: bool = True
+    """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
+    slurm: SlurmResources = SlurmResources()
+
+    @property
+    def ranks_per_replica(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def tasks(self) -> int:
+        """Array tasks of the pool."""
+        return -(-self.replicas // self.replicas_per_task)
+
+    def slots_of_task(self, task: int) -> range:
+        """Slots (replica numbers in the pool) that array task `task` holds."""
+        first = task * self.replicas_per_task
+        return range(first, min(first + self.replicas_per_task, self.replicas))
+
+
+class Head(Frozen, frozen=True):
+    """`[head]`: broker and entries."""
+
+    placement: Placement = "job"
+    """Where the head runs: its own job, the first task of the first pool, or a process of this machine."""
+    entries: int = 2
+    """HTTP gateway processes; all listen on one port."""
+    bind: str = "0.0.0.0"
+    """Address that entries listen on. The local launcher always takes 127.0.0.1 unless set otherwise."""
+    port: int = 0
+    """TCP port of the endpoint; 0 takes a free one and publishes it."""
+    tls: Tls = "auto"
+    """"auto": TLS unless bound to loopback."""
+    slurm: SlurmResources = SlurmResources()
+
+
+class Limits(Frozen, frozen=True):
+    """`[limits]`: what one client may ask for."""
+
+    max_body_bytes: int = 8 * 2**20
+    max_tokens_default: int = 256
+    """max_tokens of a request that names none (chat: the rest of the context when smaller)."""
+    max_waiting: int = 4096
+    """Requests that one entry holds back when all replicas are full; beyond that 429."""
+    queue_seconds: float = 60.0
+    """Longest wait for a free replica before 503."""
+    stream_buffer_bytes: int = 2**20
+    """Unsent bytes kept for one slow reader before its request is cancelled."""
+    attempts: int = 5
+    """Times that one request may be sent to a replica."""
+    requests: int = 16
+    """Choices (`n`) of one request at most."""
+
+
+class Recovery(Frozen, frozen=True):
+    """`[recovery]`: what happens to a replica that died."""
+
+    restarts: int = 3
+    """Step restarts within `window_seconds` before the task is given back to Slurm."""
+    window_seconds: float = 600.0
+    backoff_seconds: float = 0.5
+    """Wait before the first restart; doubles with each."""
+    ready_seconds: float = 900.0
+    """Longest time from launch to the first canary answer."""
+    stall_seconds: float = 30.0
+    """A replica with work that yields no token for so long is killed and restarted."""
+    beat_seconds: float = 2.0
+    """An agent's beat to the broker; five missed beats mean lost."""
+
+
+class Launcher(Frozen, frozen=True):
+    """`[launcher]`: how processes are started."""
+
+    kind: LauncherKind = "slurm"
+    mpirun: str = "mpirun"
+    """Local launcher: the MPI starter."""
+    mpirun_flags: tuple[str, ...] = ()
+    interface: str | None = None
+    """Network interface whose address processes publish, for instance "hsn0"; default: the host name's address
+    (local launcher: loopback)."""
+    python: str | None = None
+    """Interpreter on the nodes; default: the one that runs `exahpc up`."""
+
+
+class Deployment(Frozen, frozen=True):
+    """The whole deployment file."""
+
+    name: str
+    """Name of the deployment: letters, digits, '-' and '_'."""
+    model: Model
+    pool: tuple[Pool, ...]
+    head: Head = Head()
+    slurm: SlurmResources = SlurmResources()
+    limits: Limits = Limits()
+    recovery: Recovery = Recovery()
+    launcher: Launcher = Launcher()
+
+    @property
+    def served_name(self) -> str:
+        return self.model.name or self.model.path.rstrip("/").rsplit("/", 1)[-1]
+
+    def pool_named(self, name: str) -> Pool:
+        return next(p for p in self.pool if p.name == name)
+
+    @property
+    def wanted_replicas(self) -> int:
+        return sum(p.replicas for p in self.pool)

@@ -1,0 +1,173 @@
+"""The deployment's folder on the shared file system: who knows what, where it lies, with which mode.
+
+Layout (folder 0700, every file 0600; all replaced atomically, so a reader sees the old or the new one):
+
+    deployment.toml               what was submitted
+    secrets/fleet.json            CURVE key pair of the links
+    secrets/api_keys              one key a line; "name:key" names a key
+    secrets/ca.{crt,key}          authority of the endpoint's TLS certificates
+    head.json                     where the broker is (HeadRecord)
+    endpoint.json                 where clients go (Endpoint)
+    epochs/N                      claimed by the Nth broker
+    incarnations/POOL.SLOT.N      claimed by the Nth step of a replica; POOL.tN.M by agents
+    journal/                      the broker's journal
+    slurm/                        job ids; local/: process ids of the local launcher
+    logs/                         head-*.log, POOL-TASK/*.log
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from exahpc.errors import DeploymentError, LinkError
+from exahpc.wire.link import FleetKey
+
+T = TypeVar("T")
+
+
+class HeadRecord(msgspec.Struct, frozen=True):
+    """Where the broker of `epoch` listens."""
+
+    epoch: int
+    address: str
+    host: str
+    pid: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where clients go. url ends in /v1; ca: certificate file to trust, or None without TLS."""
+
+    url: str
+    host: str
+    port: int
+    ca: str | None
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace `path` by a 0600 file with these bytes, whole or not at all."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def claim(directory: Path, prefix: str = "") -> int:
+    """The next free number, claimed for good: creating a file exclusively is atomic on shared file systems."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    taken = [int(name.removeprefix(prefix)) for name in os.listdir(directory) if name.startswith(prefix)]
+    number = max(taken, default=0) + 1
+    while True:
+        try:
+            os.close(os.open(directory / f"{prefix}{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            number += 1
+            continue
+        for old in taken:  # one marker is enough; a lost race only leaves one more behind
+            (directory / f"{prefix}{old}").unlink(missing_ok=True)
+        return number
+
+
+def runtime_directory(folder: Path, node: str) -> Path:
+    """Node-local 0700 directory for the sockets of one deployment on one node.
+
+    Raises LinkError when somebody else made it: /tmp is shared with every user of the node.
+    """
+    tag = hashlib.sha256(f"{folder.resolve()}@{node}".encode()).hexdigest()[:12]
+    path = Path("/tmp") / f"exahpc-{os.getuid()}-{tag}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LinkError(f"{path} is not a private directory of this user: remove it, or ask who made it")
+    return path
+
+
+class Folder:
+    """Paths and atomic records of one deployment's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, deployment_toml: str) -> Folder:
+        """Make the folder with fresh secrets; keep the secrets of an earlier `up` under the same name."""
+        folder = Folder(path)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        for name in ("secrets", "epochs", "incarnations", "journal", "slurm", "local", "logs"):
+            (path / name).mkdir(mode=0o700, exist_ok=True)
+        write_atomic(path / "deployment.toml", deployment_toml.encode())
+        if not folder._fleet.exists():
+            key = FleetKey.make()
+            write_atomic(folder._fleet, msgspec.json.encode({"public": key.public, "secret": key.secret}))
+        return folder
+
+    @property
+    def _fleet(self) -> Path:
+        return self.path / "secrets" / "fleet.json"
+
+    @property
+    def toml(self) -> str:
+        try:
+            return (self.path / "deployment.toml").read_text()
+        except FileNotFoundError:
+            raise DeploymentError(f"{self.path} holds no deployment: run `exahpc up` first") from None
+
+    def fleet_key(self) -> FleetKey:
+        """Raises LinkError when the key may have been read by others."""
+        if self._fleet.stat().st_mode & 0o077:
+            raise LinkError(f"{self._fleet} is readable by others: chmod 600 it and make a new deployment")
+        return FleetKey(**msgspec.json.decode(self._fleet.read_bytes()))
+
+    def api_keys(self) -> dict[str, str]:
+        """Key -> its name, from secrets/api_keys."""
+        keys: dict[str, str] = {}
+        for number, line in enumerate((self.path / "secrets" / "api_keys").read_text().splitlines(), 1):
+            name, _, key = line.strip().rpartition(":")
+            if key:
+                keys[key] = name or f"key {number}"
+        return keys
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def head(self) -> HeadRecord | None:
+        return self._read("head.json", HeadRecord)
+
+    def publish_head(self, record: HeadRecord) -> None:
+        write_atomic(self.path / "head.json", msgspec.json.encode(record))
+
+    def endpoint(self) -> Endpoint | None:
+        return self._read("endpoint.json", Endpoint)
+
+    def publish_endpoint(self, endpoint: Endpoint) -> None:
+        write_atomic(self.path / "endpoint.json", msgspec.json.encode(endpoint))
+
+    def claim_epoch(self) -> int:
+        return claim(self.path / "epochs")
+
+    def claim_incarnation(self, pool: str, name: str) -> int:
+        """name: a slot number, or "t<task>" for an agent."""
+        return claim(self.path / "incarnations", f"{pool}.{name}.")
+
+    def logs(self, *parts: str) -> Path:
+        """Path of a log file; its directory is made."""
+        path = self.path.joinpath("logs", *parts)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path

@@ -1,0 +1,493 @@
+"""Everything the processes of a deployment say to each other: frozen structs, MessagePack, nothing else.
+
+Links (see `link`): entry -> agent, agent -> broker, entry -> broker, client -> broker, agent -> replica (local
+socket). The left side connects. Each struct names its link and direction. A message of an unknown type or
+shape raises `msgspec.ValidationError` in the decoder and is dropped by the link.
+
+Names: a *replica* is (pool, slot, incarnation); `task` is the array index; `agent` is "<pool>/<task>";
+`epoch` counts brokers, `attempt` counts the times that one request was sent to a replica.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message_type", array_like=True):
+    """Base: tagged with the class name, encoded as an array (short, positional)."""
+
+
+# --- requests: entry -> agent ------------------------------------------------------------------------------
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True):
+    """What the client of one choice already has, for a request that is sent again.
+
+    ids: token ids emitted so far; sent: characters of text passed to the client so far; finished: this
+    choice ended before (nothing more is generated for it).
+    """
+
+    choice: int
+    ids: list[int]
+    sent: int
+    finished: bool = False
+
+
+class Submit(Message, frozen=True):
+    """entry -> agent: run this request on replica `slot`.
+
+    request: the id the client sees ("chatcmpl-..."); kind: which body this is; seed: the random seed, fixed by
+    the entry at admission so that a re-send continues the same draw; created: Unix seconds shown to the
+    client; resume: empty for a fresh request; first: no byte of a stream was sent yet (a re-sent chat stream
+    must not repeat the role chunk).
+    """
+
+    request: str
+    attempt: int
+    slot: int
+    incarnation: int
+    kind: Literal["chat", "completion"]
+    body: bytes
+    stream: bool
+    seed: int
+    created: int
+    resume: list[Resume] = []
+    first: bool = True
+
+
+class Cancel(Message, frozen=True):
+    """entry -> agent: the client left, or its deadline passed; free the sequences within one step."""
+
+    request: str
+
+
+# --- requests: agent -> entry ------------------------------------------------------------------------------
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Progress of one choice. The entry keeps ids and sent, and passes `data` on without decoding it.
+
+    index: token ids emitted for this choice before this frame (a gap or overlap means a stale frame);
+    sent: characters of text delivered for this choice, this frame's included; data: response bytes to pass on
+    (SSE events; empty for a request that does not stream); finished: the choice has ended.
+    """
+
+    request: str
+    attempt: int
+    choice: int
+    index: int
+    ids: list[int]
+    sent: int
+    data: bytes
+    finished: bool = False
+
+
+class Frames(Message, frozen=True):
+    """agent -> entry: all frames due for this link, in order."""
+
+    frames: list[Frame]
+
+
+class Done(Message, frozen=True):
+    """agent -> entry: the request ended well. data: the last bytes (whole JSON body when not streaming)."""
+
+    request: str
+    attempt: int
+    data: bytes
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Failed(Message, frozen=True):
+    """agent -> entry: this attempt ended badly.
+
+    retry: another replica may succeed (the entry sends it again within its bounds); otherwise the client gets
+    `status` and OpenAI's error object. own_exit: the replica died by itself under this request, which makes
+    the request suspect.
+    """
+
+    request: str
+    attempt: int
+    status: int
+    message: str
+    type: str = "server_error"
+    param: str | None = None
+    code: str | None = None
+    retry: bool = False
+    own_exit: bool = False
+
+
+class Busy(Message, frozen=True):
+    """agent -> entry: that replica is full or gone; pick again. Nothing was started."""
+
+    request: str
+    attempt: int
+
+
+class Room(Message, frozen=True):
+    """agent -> entry: load of this task's replicas, pushed after Busy and when room comes back.
+
+    outstanding: (slot, tokens still to be generated or prefilled) for each serving replica.
+    """
+
+    outstanding: list[tuple[int, int]]
+
+
+# --- control: agent -> broker ------------------------------------------------------------------------------
+
+ReplicaPhase = Literal["down", "launching", "loading", "canary", "ready", "draining"]
+
+
+class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
+    """One replica as its agent sees it. Ages in seconds, rates in tokens per second."""
+
+    slot: int
+    incarnation: int
+    phase: ReplicaPhase
+    running: int = 0
+    waiting: int = 0
+    kv_free: int = 0
+    token_age: float = 0.0
+    token_rate: float = 0.0
+    tokens: int = 0
+    restarts: int = 0
+    story: str = ""
+    """Last event worth telling a user: exit code, signal, last line of the traceback."""
+
+
+class AgentHello(Message, frozen=True):
+    """agent -> broker: first message of every connection. public: the CURVE public key of its request link."""
+
+    pool: str
+    task: int
+    incarnation: int
+    node: str
+    address: str
+    job: str
+    restarts: int
+    epoch: int
+    replicas: list[ReplicaState]
+    leases: list[int]
+
+
+class AgentBeat(Message, frozen=True):
+    """agent -> broker, every few seconds: only replicas that changed since the last beat."""
+
+    number: int
+    replicas: list[ReplicaState]
+
+
+class AgentGone(Message, frozen=True):
+    """agent -> broker: an orderly end. requeue: this task hands itself back to Slurm."""
+
+    reason: str
+    requeue: bool
+
+
+class LeaseWanted(Message, frozen=True):
+    """agent -> broker: room for about `rows` more batch rows."""
+
+    rows: int
+
+
+class LeaseProgress(Message, frozen=True):
+    """agent -> broker: rows of a lease that are safe in the journal.
+
+    journal: file name inside the batch folder's journal/; start, end: the byte range whose records belong to
+    this lease; finished: no more rows come. ok/failed: rows in the range.
+    """
+
+    lease: int
+    batch: str
+    journal: str
+    start: int
+    end: int
+    ok: int
+    failed: int
+    finished: bool
+
+
+# --- control: broker -> agent ------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """broker -> agent, entry: the answer to Hello. Whoever knows a higher epoch ignores this broker."""
+
+    epoch: int
+    beat_seconds: float
+
+
+class LeaseGrant(Message, frozen=True):
+    """broker -> agent: run rows [first, last) of batch `batch`, whose folder all nodes can reach."""
+
+    epoch: int
+    lease: int
+    batch: str
+    folder: str
+    first: int
+    last: int
+
+
+class LeaseRevoke(Message, frozen=True):
+    """broker -> agent: stop working on a lease; what it already finished was committed."""
+
+    epoch: int
+    lease: int
+
+
+class RestartReplica(Message, frozen=True):
+    """broker -> agent: kill the step of this incarnation and launch a new one."""
+
+    epoch: int
+    slot: int
+    incarnation: int
+    reason: str
+
+
+class DrainAgent(Message, frozen=True):
+    """broker -> agent: take nothing new, finish within `seconds`, then end with code 0 (or requeue)."""
+
+    epoch: int
+    seconds: float
+    reason: str
+    requeue: bool = False
+
+
+# --- control: broker <-> entry -----------------------------------------------------------------------------
+
+
+class EntryHello(Message, frozen=True):
+    """entry -> broker: first message of every connection."""
+
+    index: int
+    pid: int
+    url: str
+
+
+class EntryBeat(Message, frozen=True):
+    """entry -> broker: requests in flight and ended so far, for `status`."""
+
+    in_flight: int
+    waiting: int
+    done: int
+    failed: int
+    rejected: int
+    resent: int
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True):
+    """One replica that takes traffic. capacity: sequences it runs at once; weight: 0..1, lowered when ill."""
+
+    slot: int
+    incarnation: int
+    capacity: int
+    weight: float = 1.0
+
+
+class AgentRoute(msgspec.Struct, frozen=True, array_like=True):
+    """One agent, where to reach it, and its serving replicas. incarnation: of the agent process."""
+
+    pool: str
+    task: int
+    incarnation: int
+    address: str
+    replicas: list[Route]
+
+
+class FleetTable(Message, frozen=True):
+    """broker -> entry: the whole table, on every change. version grows within an epoch."""
+
+    epoch: int
+    version: int
+    agents: list[AgentRoute]
+
+
+# --- control: client (command line) <-> broker -------------------------------------------------------------
+
+
+class StatusQuery(Message, frozen=True):
+    """client -> broker."""
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or ""."""
+
+    pool: str
+    task: int
+    node: str
+    job: str
+    job_state: str
+    alive: bool
+    beat_age: float
+    restarts: int
+    replicas: list[ReplicaState]
+
+
+class BatchStatus(msgspec.Struct, frozen=True):
+    """One batch in `status`. Counts are rows; state: running, finished, failed or cancelled."""
+
+    batch: str
+    folder: str
+    total: int
+    ok: int
+    failed: int
+    leased: int
+    state: str
+
+
+class StatusReply(Message, frozen=True):
+    """broker -> client."""
+
+    epoch: int
+    wanted: int
+    ready: int
+    agents: list[AgentStatus]
+    entries: list[tuple[int, str, int, int, int, int]]
+    """(index, url, in flight, waiting, done, failed) of each entry."""
+    batches: list[BatchStatus]
+    notes: list[str]
+
+
+class BatchOpen(Message, frozen=True):
+    """client -> broker: run (or go on with) the batch whose folder is named. Answer: BatchState or Refused."""
+
+    batch: str
+    folder: str
+
+
+class BatchQuery(Message, frozen=True):
+    """client -> broker. Answer: BatchState or Refused."""
+
+    batch: str
+
+
+class BatchCancel(Message, frozen=True):
+    """client -> broker. Answer: BatchState or Refused."""
+
+    batch: str
+
+
+class BatchState(Message, frozen=True):
+    """broker -> client."""
+
+    status: BatchStatus
+
+
+class DrainAll(Message, frozen=True):
+    """client -> broker: `down`: drain every agent within `seconds`, then tell them to end. Answer: Accepted."""
+
+    seconds: float
+
+
+class Accepted(Message, frozen=True):
+    """broker -> client."""
+
+
+class Refused(Message, frozen=True):
+    """broker -> client: why not, and what to do."""
+
+    reason: str
+
+
+# --- local socket: agent <-> replica's head rank -----------------------------------------------------------
+
+
+class Adopt(Message, frozen=True):
+    """agent -> replica: I am your agent now. The replica drops all running sequences and answers ReplicaHello."""
+
+    agent: str
+
+
+class Admit(Message, frozen=True):
+    """agent -> replica: one sequence.
+
+    ids: prompt (and, for a re-send, the emitted tokens after it); new: most tokens still to generate;
+    position: tokens generated before (the sampler's counter is (seed, stream, position)); stream: choice
+    index; stop_ids: token ids that end the sequence (not emitted); temperature 0 is greedy; batch: lower
+    priority than online requests.
+    """
+
+    sequence: int
+    ids: list[int]
+    new: int
+    position: int
+    temperature: float
+    top_p: float
+    seed: int
+    stream: int
+    stop_ids: list[int]
+    batch: bool = False
+
+
+class Abort(Message, frozen=True):
+    """agent -> replica: free this sequence within one step; no answer."""
+
+    sequence: int
+
+
+class StopReplica(Message, frozen=True):
+    """agent -> replica: end the step in order, exit code 0."""
+
+
+class ReplicaHello(Message, frozen=True):
+    """replica -> agent, after Adopt. tokens: KV capacity; context: longest sequence."""
+
+    pool: str
+    slot: int
+    incarnation: int
+    sequences: int
+    tokens: int
+    context: int
+    step: str
+
+
+Reason = Literal["stop", "length", "error"]
+
+
+class Tokens(Message, frozen=True):
+    """replica -> agent, once a step: (sequence, token id) pairs, then the sequences that ended and why."""
+
+    tokens: list[tuple[int, int]]
+    ended: list[tuple[int, Reason]]
+
+
+class ReplicaBeat(Message, frozen=True):
+    """replica -> agent, every second and after each change of the set of sequences."""
+
+    running: int
+    waiting: int
+    kv_free: int
+    steps: int
+    tokens: int
+
+
+class NoRoom(Message, frozen=True):
+    """replica -> agent: this sequence can never fit (agents check first; a mismatch is a defect)."""
+
+    sequence: int
+    reason: str
+
+
+EntryToAgent = Submit | Cancel
+AgentToEntry = Frames | Done | Failed | Busy | Room
+ToBroker = (
+    AgentHello
+    | AgentBeat
+    | AgentGone
+    | LeaseWanted
+    | LeaseProgress
+    | EntryHello
+    | EntryBeat
+    | StatusQuery
+    | BatchOpen
+    | BatchQuery
+    | BatchCancel
+    | DrainAll
+)
+BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent
+BrokerToEntry = Welcome | FleetTable
+BrokerToClient = StatusReply | BatchState | Accepted | Refused
+AgentToReplica = Adopt | Admit | Abort | StopReplica
+ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
