@@ -1,4 +1,4 @@
-"""A tiny random checkpoint with a real byte-level tokenizer: fast, deterministic, a Hugging Face folder like any other."""
+"""A tiny random checkpoint with a real byte-level tokenizer: fast, deterministic, an ordinary folder."""
 
 from __future__ import annotations
 
