@@ -1,0 +1,81 @@
+"""The few fields that routing needs, read without decoding the rest. The agent validates fully (`request`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from exahpc.openai.body import Kind, load
+
+
+class Peek(msgspec.Struct, frozen=True):
+    """What an entry may know of a body.
+
+    model: None when absent or no string; max_tokens: None when absent or senseless (the agent refuses those);
+    n: choices, at least 1 (prompts x n for a completion with several prompts); size: bytes of the body.
+    """
+
+    model: str | None
+    stream: bool
+    max_tokens: int | None
+    n: int
+    size: int
+
+
+class _Fields(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    n: Any = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Fields).decode
+
+
+def peek(body: bytes, kind: Kind) -> Peek:
+    """Read the routing fields of `body`. Raises RequestError (400) when it is no JSON object.
+
+    Fields of a wrong type count as absent: the agent validates fully and names what is wrong.
+    """
+    try:
+        found = _decode(body)
+        prompts = _prompts(found.prompt) if kind == "completion" else 1
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        whole = load(body)
+        found = msgspec.convert({name: whole.get(name) for name in _NAMES}, _Fields)
+        prompts = _count(whole.get("prompt")) if kind == "completion" else 1
+    longest = _positive(found.max_tokens)
+    if kind == "chat":
+        longest = _positive(found.max_completion_tokens) or longest
+    return Peek(
+        model=found.model if isinstance(found.model, str) else None,
+        stream=found.stream is True,
+        max_tokens=longest,
+        n=(_positive(found.n) or 1) * prompts,
+        size=len(body),
+    )
+
+
+_NAMES = [name for name in _Fields.__struct_fields__ if name != "prompt"]
+
+
+def _prompts(raw: msgspec.Raw) -> int:
+    if bytes(memoryview(raw)[:1]) != b"[":
+        return 1
+    return _count(msgspec.json.decode(raw))
+
+
+def _count(prompt: object) -> int:
+    """Prompts in the field `prompt`: a list of numbers is one prompt."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
+
+
+def _positive(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+        return value
+    return None
