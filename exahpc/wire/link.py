@@ -146,8 +146,12 @@ class Server:
         on_message: Callable[[bytes, Any], None],
         *,
         on_garbage: Callable[[bytes, str], None] = lambda peer, why: None,
+        port: int = 0,
     ) -> None:
-        """host: the address to bind and to publish; messages: the union of message types that may arrive."""
+        """host: the address to bind and to publish; messages: the union of message types that may arrive.
+
+        port: tried first when not 0 (a restarted server's peers still knock there); a free one is taken otherwise.
+        """
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._on_message, self._on_garbage = on_message, on_garbage
@@ -159,9 +163,15 @@ class Server:
         self._sock.curve_server = True
         self._sock.zap_domain = _DOMAIN.encode()
         self._sock.router_mandatory = True
-        port = self._sock.bind_to_random_port(f"tcp://{host}")
-        self.address = f"tcp://{host}:{port}"
+        self.address = f"tcp://{host}:{self._bind(host, port)}"
         self._pump = _Pump(self._sock, self._handle)
+
+    def _bind(self, host: str, port: int) -> int:
+        if port:
+            with contextlib.suppress(zmq.ZMQError):
+                self._sock.bind(f"tcp://{host}:{port}")
+                return port
+        return int(self._sock.bind_to_random_port(f"tcp://{host}"))
 
     def _handle(self, frames: list[bytes]) -> None:
         peer, body = frames[0], frames[-1]
