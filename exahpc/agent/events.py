@@ -1,0 +1,201 @@
+"""What the agent's core is told (events) and what it answers (actions): frozen values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exahpc.wire.messages import DrainAgent, RestartReplica, Welcome
+
+# --- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A living step of an earlier agent was found. was_ready: its canary had answered then."""
+
+    slot: int
+    incarnation: int
+    was_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    slot: int
+    story: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The replica answered Adopt: weights are loaded, and it runs no sequence."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryEnded:
+    """problem: None when the canary gave what it should."""
+
+    slot: int
+    incarnation: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The step is gone, all its processes. own_exit: by itself, not by a signal from outside."""
+
+    slot: int
+    incarnation: int
+    story: str
+    own_exit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The replica yielded `tokens` tokens."""
+
+    slot: int
+    incarnation: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    slot: int
+    incarnation: int
+    running: int
+    waiting: int
+    kv_free: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes. busy: slots with work in flight."""
+
+    busy: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """End this agent: nothing new, finish within `seconds`."""
+
+    seconds: float
+    reason: str
+    requeue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A message of the broker that commands."""
+
+    message: Welcome | RestartReplica | DrainAgent
+
+
+Event = (
+    Adopted
+    | Launched
+    | LaunchFailed
+    | Hello
+    | CanaryEnded
+    | LinkLost
+    | Ended
+    | Moved
+    | Beat
+    | Tick
+    | Drain
+    | Order
+)
+
+
+# --- actions -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a step under a fresh incarnation; answered by Launched or LaunchFailed."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Run the canary; answered by CanaryEnded."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The replica takes traffic from now on."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The replica no longer runs what it was given."""
+
+    slot: int
+    own_exit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the step to end in order."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    slot: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The phase changed: the broker should know now."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseIntake:
+    """Nothing new from now on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """This broker is older than another one that was seen: look again where the broker is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End the process. requeue: the task goes back to Slurm."""
+
+    code: int
+    reason: str
+    requeue: bool
+
+
+Action = Launch | Probe | Serve | Lost | Stop | Kill | Tell | CloseIntake | Reconnect | Finish
