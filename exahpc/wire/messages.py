@@ -196,7 +196,8 @@ class LeaseProgress(Message, frozen=True):
     """agent -> broker: rows of a lease that are safe in the journal.
 
     journal: file name inside the batch folder's journal/; start, end: the byte range whose records belong to
-    this lease; finished: no more rows come. ok/failed: rows in the range.
+    this lease; finished: no more rows come. ok/failed: rows in the range. rows, bad: which rows of the range
+    ended well or badly; returned: rows handed back unstarted (all three as [first, last) ranges).
     """
 
     lease: int
@@ -207,6 +208,9 @@ class LeaseProgress(Message, frozen=True):
     ok: int
     failed: int
     finished: bool
+    rows: list[tuple[int, int]] = []
+    bad: list[tuple[int, int]] = []
+    returned: list[tuple[int, int]] = []
 
 
 # --- control: broker -> agent ------------------------------------------------------------------------------
@@ -231,10 +235,14 @@ class LeaseGrant(Message, frozen=True):
 
 
 class LeaseRevoke(Message, frozen=True):
-    """broker -> agent: stop working on a lease; what it already finished was committed."""
+    """broker -> agent: stop working on a lease; what it already finished was committed.
+
+    soft: only hand back the rows that were not started yet; the others go on.
+    """
 
     epoch: int
     lease: int
+    soft: bool = False
 
 
 class RestartReplica(Message, frozen=True):
@@ -326,7 +334,10 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
 
 class BatchStatus(msgspec.Struct, frozen=True):
-    """One batch in `status`. Counts are rows; state: running, finished, failed or cancelled."""
+    """One batch in `status`. Counts are rows; state: opening, running, finished, failed or cancelled.
+
+    note: why, when the state is failed.
+    """
 
     batch: str
     folder: str
@@ -335,6 +346,7 @@ class BatchStatus(msgspec.Struct, frozen=True):
     failed: int
     leased: int
     state: str
+    note: str = ""
 
 
 class StatusReply(Message, frozen=True):
