@@ -1,0 +1,80 @@
+"""One array task in the fleet's books. Pure; used by `fleet` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from exahpc.broker.values import AgentPhase, AgentView
+from exahpc.deployment.spec import Pool
+from exahpc.wire.messages import AgentRoute, ReplicaState, Route
+
+
+@dataclass
+class Member:
+    """Mutable; leaves the fleet only as an AgentView. heard: time of the last message; route: what the table
+    says of it, None when nothing of it takes traffic; weights: slot -> 0..1 of replicas that were lowered."""
+
+    key: str
+    pool: Pool
+    task: int
+    phase: AgentPhase = "unheard"
+    since: float = 0.0
+    incarnation: int = 0
+    peer: bytes | None = None
+    node: str = ""
+    address: str = ""
+    job: str = ""
+    restarts: int = 0
+    heard: float = 0.0
+    reason: str = ""
+    handed_back: bool = False
+    draining: bool = False
+    replicas: dict[int, ReplicaState] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    route: AgentRoute | None = None
+
+    def view(self) -> AgentView:
+        return AgentView(
+            key=self.key,
+            pool=self.pool.name,
+            task=self.task,
+            phase=self.phase,
+            since=self.since,
+            incarnation=self.incarnation,
+            node=self.node,
+            job=self.job,
+            reason=self.reason,
+            handed_back=self.handed_back,
+        )
+
+    def absorb(self, replicas: Iterable[ReplicaState]) -> bool:
+        """Take over what the agent tells; True when something that routes depend on is new.
+
+        States of older incarnations and of slots that this task does not hold are dropped.
+        """
+        wanted = self.pool.slots_of_task(self.task)
+        changed = False
+        for replica in replicas:
+            known = self.replicas.get(replica.slot)
+            if replica.slot not in wanted or (known is not None and replica.incarnation < known.incarnation):
+                continue
+            self.replicas[replica.slot] = replica
+            if known is not None and replica.incarnation > known.incarnation:
+                self.weights.pop(replica.slot, None)  # what made the old one ill died with it
+            if known is None or (known.phase, known.incarnation) != (replica.phase, replica.incarnation):
+                changed = True
+        return changed
+
+    def earned_route(self) -> AgentRoute | None:
+        """Routes by phase: only `ready` replicas of a living agent that does not drain."""
+        if self.phase != "alive" or self.draining:
+            return None
+        replicas = [
+            Route(r.slot, r.incarnation, self.pool.max_sequences, self.weights.get(r.slot, 1.0))
+            for _, r in sorted(self.replicas.items())
+            if r.phase == "ready"
+        ]
+        if not replicas:
+            return None
+        return AgentRoute(self.pool.name, self.task, self.incarnation, self.address, replicas)

@@ -1,0 +1,170 @@
+"""What a broker must remember beyond its own life: the journal's records and the state they add up to. Pure.
+
+Replay is `apply` over all records in order. `records` writes a state out again, so each new broker's journal begins
+with everything that counts and older files may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from exahpc.broker.values import AgentPhase, AgentView
+from exahpc.wire.messages import AgentRoute
+
+Kind = Literal["requeue", "cancel", "resubmit"]
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, tag_field="record"):
+    """Base of journal records. at: seconds of the broker's clock (Unix time that never steps back)."""
+
+    at: float
+
+
+class Started(Record, frozen=True):
+    """A broker has written out what it took over: older files do not count any more."""
+
+    epoch: int
+    host: str
+
+
+class Agent(Record, frozen=True):
+    """What is known of an agent; from these times and the pool's nodes node-hours are counted."""
+
+    key: str
+    pool: str
+    task: int
+    phase: AgentPhase
+    incarnation: int
+    node: str
+    job: str
+    reason: str
+    handed_back: bool
+    route: AgentRoute | None
+
+    @staticmethod
+    def of(view: AgentView, route: AgentRoute | None, now: float) -> Agent:
+        return Agent(
+            at=now,
+            key=view.key,
+            pool=view.pool,
+            task=view.task,
+            phase=view.phase,
+            incarnation=view.incarnation,
+            node=view.node,
+            job=view.job,
+            reason=view.reason,
+            handed_back=view.handed_back,
+            route=route,
+        )
+
+    def view(self) -> AgentView:
+        return AgentView(
+            key=self.key,
+            pool=self.pool,
+            task=self.task,
+            phase=self.phase,
+            since=self.at,
+            incarnation=self.incarnation,
+            node=self.node,
+            job=self.job,
+            reason=self.reason,
+            handed_back=self.handed_back,
+        )
+
+
+class Begun(Record, frozen=True):
+    """About to ask Slurm; durable before it is done, so that a new broker does not do it again at once."""
+
+    key: str
+    kind: Kind
+    job: str
+
+
+class Ended(Record, frozen=True):
+    """How it went. job: where the task lives from now on (resubmit), else the job asked about; error: "" or why."""
+
+    key: str
+    kind: Kind
+    job: str
+    error: str
+
+
+class Excluded(Record, frozen=True):
+    """A node that lost an agent while Slurm took it for healthy."""
+
+    node: str
+    why: str
+
+
+class NoRequeue(Record, frozen=True):
+    """This site does not requeue tasks of this pool: resubmit instead."""
+
+    pool: str
+    why: str
+
+
+AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue
+
+REMEMBER_SECONDS = 24 * 3600.0
+
+
+@dataclass
+class Memory:
+    """The sum of all records. history: when something was done about a task; open: begun, outcome unknown;
+    placed: task -> "<array>_<task>" after a resubmission; cancelled: jobs that we cancelled ourselves."""
+
+    agents: dict[str, Agent] = field(default_factory=dict)
+    history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
+    open: dict[str, Begun] = field(default_factory=dict)
+    placed: dict[str, str] = field(default_factory=dict)
+    cancelled: dict[str, float] = field(default_factory=dict)
+    excluded: dict[str, Excluded] = field(default_factory=dict)
+    no_requeue: dict[str, NoRequeue] = field(default_factory=dict)
+
+    def apply(self, record: AnyRecord) -> None:
+        match record:
+            case Started():
+                pass
+            case Agent():
+                self.agents[record.key] = record
+                if record.phase == "alive" and record.job:
+                    self.placed[record.key] = record.job
+            case Begun():
+                self.open[record.key] = record
+                self.history.setdefault(record.key, []).append((record.at, record.kind))
+            case Ended():
+                self.open.pop(record.key, None)
+                if not record.error and record.kind == "resubmit":
+                    self.placed[record.key] = record.job
+                if not record.error and record.kind == "cancel":
+                    self.cancelled[record.job] = record.at
+            case Excluded():
+                self.excluded[record.node] = record
+            case NoRequeue():
+                self.no_requeue[record.pool] = record
+
+    def records(self, now: float) -> Iterator[AnyRecord]:
+        """The state as records, without what is too old to matter: `apply` over them gives it back."""
+        since = now - REMEMBER_SECONDS
+        for key, job in self.placed.items():
+            yield Ended(at=now, key=key, kind="resubmit", job=job, error="")
+        for job, at in self.cancelled.items():
+            if at >= since:
+                yield Ended(at=at, key="", kind="cancel", job=job, error="")
+        for key, acts in self.history.items():
+            for at, kind in acts:
+                if at >= since:
+                    yield Begun(at=at, key=key, kind=kind, job="")
+                    yield Ended(at=at, key=key, kind=kind, job="", error="written out again")
+        yield from self.open.values()
+        yield from (record for record in self.excluded.values() if record.at >= since)
+        yield from self.no_requeue.values()
+        yield from self.agents.values()
+
+    def carried(self) -> list[tuple[AgentView, AgentRoute | None]]:
+        """What `Fleet` begins with."""
+        return [(agent.view(), agent.route) for agent in self.agents.values()]
