@@ -1,0 +1,86 @@
+"""Sets of row numbers as sorted, disjoint [first, last) ranges. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Ranges = list[tuple[int, int]]
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """The shortest ranges that hold exactly these numbers (in any order, repeats allowed)."""
+    found: Ranges = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def count(ranges: Iterable[tuple[int, int]]) -> int:
+    """How many numbers the (disjoint) ranges hold."""
+    return sum(last - first for first, last in ranges)
+
+
+class Intervals:
+    """A mutable set of numbers; each operation costs O(ranges touched + moved)."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._size = 0
+        for first, last in ranges:
+            self.add(first, last)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._firsts, self._lasts, strict=True)))
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number < self._lasts[at]
+
+    def add(self, first: int, last: int) -> None:
+        """Add [first, last); numbers already there stay once."""
+        if first >= last:
+            return
+        low = bisect_left(self._lasts, first)  # first range that touches or follows
+        high = bisect_right(self._firsts, last)  # one past the last range that touches
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._size += (last - first) - sum(self._lasts[i] - self._firsts[i] for i in range(low, high))
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+
+    def remove(self, first: int, last: int) -> Ranges:
+        """Take [first, last) out; returns the ranges that were really there."""
+        if first >= last:
+            return []
+        low = bisect_right(self._lasts, first)
+        high = bisect_left(self._firsts, last)
+        if low >= high:
+            return []
+        removed = [(max(first, self._firsts[i]), min(last, self._lasts[i])) for i in range(low, high)]
+        left = [(self._firsts[low], first)] if self._firsts[low] < first else []
+        right = [(last, self._lasts[high - 1])] if last < self._lasts[high - 1] else []
+        self._firsts[low:high] = [f for f, _ in left + right]
+        self._lasts[low:high] = [last_ for _, last_ in left + right]
+        self._size -= count(removed)
+        return removed
+
+    def remove_all(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
+        return [gone for first, last in ranges for gone in self.remove(first, last)]
+
+    def take(self, n: int) -> tuple[int, int] | None:
+        """Take up to n numbers off the front, as one range; None when empty."""
+        if not self._firsts or n < 1:
+            return None
+        first = self._firsts[0]
+        last = min(self._lasts[0], first + n)
+        self.remove(first, last)
+        return first, last

@@ -1,0 +1,167 @@
+"""Append-only files of framed records: what is in them is whole, or is not there.
+
+File: 8 bytes of magic, then frames: u32 length, u32 CRC-32 of the length's bytes and the payload (both
+little-endian), payload (MessagePack). Reading stops at the first frame that is torn or damaged. A range of
+bytes that was fsynced and reported never changes, so a reader given [start, end) needs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from exahpc.errors import BatchError
+
+MAGIC = b"EXAJRNL1"
+HEAD = struct.Struct("<II")
+_LONGEST = 1 << 30  # a length beyond this is damage, not data
+_CHUNK = 1 << 20
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One ended row.
+
+    row: number among the non-blank lines, from 0; line: its line in the input, from 1; custom_id: UTF-8 (lone
+    surrogates as their three bytes), None when the line gave none; status: HTTP status (200: `body` is the
+    response, otherwise OpenAI's error body); agent: journal name of the agent that ran it.
+    """
+
+    row: int
+    line: int
+    status: int
+    custom_id: bytes | None
+    body: bytes
+    prompt_tokens: int
+    completion_tokens: int
+    lease: int
+    epoch: int
+    agent: str
+
+
+def frame(payload: bytes) -> bytes:
+    length = len(payload).to_bytes(4, "little")
+    return length + zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little") + payload
+
+
+class FrameWriter:
+    """Appends frames to a file of its own. Every method may block: call it off the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        """Creates `path`, 0600; FileExistsError when it is there: a file has one writer in its life."""
+        self.path = path
+        self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        self.end = 0
+        self._put(MAGIC)
+        sync_directory(path.parent)
+
+    def _put(self, data: bytes) -> tuple[int, int]:
+        """Write at the known end: what a failed attempt left behind is overwritten by the next one."""
+        start, view = self.end, memoryview(data)
+        while view:
+            view = view[os.pwrite(self._fd, view, start + len(data) - len(view)) :]
+        self.end = start + len(data)
+        return start, self.end
+
+    def append(self, payloads: Sequence[bytes]) -> tuple[int, int]:
+        """Write frames, all or none counted; returns their byte range. They are safe only after `sync`.
+
+        Raises OSError (disk full, quota); trying again is allowed.
+        """
+        return self._put(b"".join(map(frame, payloads)))
+
+    def sync(self) -> None:
+        """Force all appended frames to disk. After an OSError here the file must be given up."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FrameReader(Generic[T]):
+    """Reads frames of one type from byte ranges of one file, in chunks: memory does not grow with the file."""
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path = path
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        self.good = self._file.read(len(MAGIC)) == MAGIC
+
+    def frames(self, start: int = len(MAGIC), end: int | None = None) -> Iterator[tuple[int, int, T]]:
+        """(start, end, value) of each frame in [start, end), up to the first that is torn or damaged."""
+        if not self.good:
+            return
+        position, buffer, done = max(start, len(MAGIC)), b"", False
+        at = 0  # read position inside buffer
+        while True:
+            need = HEAD.size
+            if len(buffer) - at >= need:
+                length, crc = HEAD.unpack_from(buffer, at)
+                if length > _LONGEST:
+                    return
+                need += length
+                if len(buffer) - at >= need:
+                    payload = buffer[at + HEAD.size : at + need]
+                    if zlib.crc32(payload, zlib.crc32(buffer[at : at + 4])) != crc:
+                        return
+                    try:
+                        value = self._decode(payload)
+                    except msgspec.MsgspecError:
+                        return
+                    if end is not None and position + need > end:
+                        return
+                    yield position, position + need, value
+                    position, at = position + need, at + need
+                    continue
+            if done:
+                return
+            want = max(_CHUNK, need - (len(buffer) - at))
+            if end is not None:
+                want = min(want, end - position - (len(buffer) - at))
+            more = os.pread(self._file.fileno(), want, position + len(buffer) - at) if want > 0 else b""
+            done = not more
+            buffer, at = buffer[at:] + more, 0
+
+    def exactly(self, start: int, end: int) -> Iterator[tuple[int, int, T]]:
+        """Like `frames`, but the range was promised: raises BatchError when a part of it cannot be read."""
+        reached = start
+        for found in self.frames(start, end):
+            reached = found[1]
+            yield found
+        if reached != end:
+            raise BatchError(
+                f"{self.path} is damaged at byte {reached}: committed results [{start}, {end}) cannot be read; "
+                f"restore the file, or remove the .parts folder and run the batch again"
+            )
+
+    def one(self, start: int) -> T:
+        """The frame that begins at `start`."""
+        for _, _, value in self.frames(start):
+            return value
+        raise BatchError(f"{self.path} is damaged at byte {start}: restore the file, or run the batch again")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def sync_directory(path: Path) -> None:
+    """Make a new name in this directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def error_body(message: str, *, kind: str = "server_error", code: str | None = None) -> bytes:
+    """OpenAI's error object for a row that never reached a replica."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
