@@ -1,7 +1,8 @@
 """JSON of request bodies, and JSON string literals of responses.
 
 msgspec is fast but refuses lone surrogates ("\\ud800", which clients make by cutting a string inside an emoji);
-the standard library is the slow, tolerant second reader, and has the better error messages.
+the standard library is the slow, tolerant second reader, and has the better error messages. No tokenizer can take
+a lone surrogate, so each is read as U+FFFD, as every decoder of broken UTF-8 does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def literal(text: str) -> bytes:
 
 def printable(value: object, longest: int = 60) -> str:
     """`value` for an error message: short, and free of what no encoder or terminal takes."""
-    text = repr(value).encode("utf-8", "backslashreplace").decode()
+    try:
+        text = repr(value).encode("utf-8", "backslashreplace").decode()
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return f"this {type(value).__name__}"
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -37,7 +41,7 @@ def load(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = _load_tolerant(body)
+        found = _clean(_load_tolerant(body))
     if not isinstance(found, dict):
         raise RequestError(f"the request body must be a JSON object, not {_NAMES[type(found)]}")
     return found
@@ -62,6 +66,17 @@ def _load_tolerant(body: bytes) -> Any:
         raise RequestError("the request body is nested too deeply") from e
     except ValueError as e:  # JSONDecodeError, or a number of thousands of digits
         raise RequestError(f"the request body is not valid JSON: {e}") from e
+
+
+def _clean(value: Any) -> Any:
+    """The same value with U+FFFD for every lone surrogate, keys included."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -68,7 +68,7 @@ def test_broken_json_is_400_with_a_reason(body: bytes) -> None:
 
 def test_a_lone_surrogate_is_not_broken_json() -> None:
     assert peek(b'{"model":"m","messages":[{"content":"a\\ud800"}],"n":2}', "chat").n == 2
-    assert load(b'{"a":"\\ud800"}') == {"a": "\ud800"}
+    assert load(b'{"a\\udc00":["x\\ud800y","\\ud83d\\ude00"]}') == {"a\ufffd": ["x\ufffdy", "\U0001f600"]}
 
 
 @given(st.text(st.characters(exclude_categories=[])))
