@@ -99,8 +99,6 @@ class ChatTemplate:
 
 
 _FOLD_HINT = " (no system role? put its text into the first user message, or serve with model.fold_system)"
-    " (no system role? put its text into the first user message, or set model.fold_system in the deployment)"
-)
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:
