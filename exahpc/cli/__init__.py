@@ -1,1 +1,60 @@
-"""TODO"""
+"""The command line: parse, call, print. What the commands do lies in the rooms below."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from exahpc import __version__
+from exahpc.errors import ExahpcError
+
+_COMMANDS = {
+    "up": "exahpc.cli.up:up",
+    "status": "exahpc.cli.status:status",
+    "url": "exahpc.cli.access:url",
+    "key": "exahpc.cli.access:key",
+    "chat": "exahpc.cli.chat:chat",
+    "logs": "exahpc.cli.logs:logs",
+    "down": "exahpc.cli.down:down",
+    "batch": "exahpc.cli.batch:batch",
+    "model": "exahpc.cli.model:model",
+}
+
+
+class Commands(click.Group):
+    """Loads a command's module only when it is used, and turns our errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ExahpcError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(error.exit_code)
+        except BrokenPipeError:  # click ends quietly on this one
+            raise
+        except OSError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="exahpc")
+def main() -> None:
+    """Serve large language models on a Slurm supercomputer, or on this machine.
+
+    Deployments live in $EXAHPC_HOME (default ~/.exahpc), one folder each. NAME is a deployment's name, or the path
+    of its folder.
+    """

@@ -96,8 +96,7 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> int:
 
 
 def ledger(shape: ModelShape, pool: Pool, context: int, dtype: Dtype) -> Ledger:
-    """Memory of one replica of this pool. Raises DeploymentError when the grid does not fit the model."""
-    fits(shape, pool)
+    """Memory of one replica of this pool, whose grid `architectures.check` found good for the model."""
     size, tp, pp = BYTES[dtype], pool.tensor_parallel, pool.pipeline_parallel
     tokens = kv_tokens(pool, context)
     per_layer_kv = 2 * shape.kv_heads * shape.head_size * size
@@ -112,17 +111,3 @@ def ledger(shape: ModelShape, pool: Pool, context: int, dtype: Dtype) -> Ledger:
         rank_weights=int((most_layers * shape.layer_parameters * share + tables / tp) * size),
         rank_kv=int(most_layers * per_layer_kv * share * tokens),
     )
-
-
-def fits(shape: ModelShape, pool: Pool) -> None:
-    """Raises DeploymentError when this model cannot be split over the pool's grid."""
-    if pool.tensor_parallel > shape.kv_heads:
-        raise DeploymentError(
-            f'pool "{pool.name}".tensor_parallel = {pool.tensor_parallel}: the model has {shape.kv_heads} '
-            f"key/value heads, and each rank needs one: at most {shape.kv_heads}"
-        )
-    if pool.pipeline_parallel > shape.layers:
-        raise DeploymentError(
-            f'pool "{pool.name}".pipeline_parallel = {pool.pipeline_parallel}: the model has {shape.layers} '
-            f"layers, and each stage needs one: at most {shape.layers}"
-        )

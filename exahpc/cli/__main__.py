@@ -1,0 +1,3 @@
+from exahpc.cli import main
+
+main(prog_name="exahpc")

@@ -1,0 +1,142 @@
+"""`exahpc status`: what runs, what is ill, what waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from exahpc.cli.common import deployment_argument, json_text, notes, opened, slurm_client
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import LinkError
+from exahpc.launch import place, ready, stop
+from exahpc.wire.folder import Folder
+from exahpc.wire.messages import AgentStatus, ReplicaState, StatusReply
+
+_COLOURS = {"ready": "green", "draining": "yellow", "down": "red"}
+
+
+@click.command()
+@deployment_argument(required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything the broker knows, as JSON.")
+@click.option("--watch", is_flag=True, help="Look again every two seconds until Ctrl-C.")
+def status(name: str | None, as_json: bool, watch: bool) -> None:
+    """Show the state of NAME; without NAME, list the deployments.
+
+    Exit code 0 when every wanted replica is ready, 3 when some are not, 1 when no broker answers.
+    """
+    if name is None:
+        _list()
+        return
+    folder, deployment = opened(name)
+    if watch:
+        with Live(_view(folder, ready.look(folder)), console=Console(), auto_refresh=False) as shown:
+            while True:
+                time.sleep(2)
+                shown.update(_view(folder, ready.look(folder)), refresh=True)
+    reply = ready.look(folder)
+    if reply is None:
+        raise LinkError(_silent(folder, deployment))
+    if as_json:
+        click.echo(json_text(reply))
+    else:
+        Console(highlight=False).print(_view(folder, reply))
+    if reply.ready < reply.wanted:
+        sys.exit(3)
+
+
+def _list() -> None:
+    names = place.names()
+    if not names:
+        notes.print(f"no deployments in {place.home()}; start one with: exahpc up FILE", markup=False)
+    for name in names:
+        folder, deployment = opened(name)
+        reply = ready.look(folder, 2.0)
+        state = f"{reply.ready}/{reply.wanted} ready" if reply else "no answer"
+        click.echo(f"{name}\t{state}\t{deployment.served_name}\t{folder.path}")
+
+
+def _silent(folder: Folder, deployment: Deployment) -> str:
+    """Why no broker answers, as far as can be seen from here."""
+    name = folder.path.name
+    left = stop.left(folder, slurm_client(deployment))
+    if not left:
+        return f"{name} is down: nothing of it runs (start it with `exahpc up`)"
+    return (
+        f"no broker of {name} answers; running or waiting: {', '.join(left[:8])} (see `exahpc logs {name} head`)"
+    )
+
+
+def _view(folder: Folder, reply: StatusReply | None) -> RenderableType:
+    if reply is None:
+        return Text(f"{folder.path.name}: no broker answers")
+    colour = "green" if reply.ready >= reply.wanted else "yellow"
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (folder.path.name, "bold"), "  ", (f"{reply.ready}/{reply.wanted} replicas ready", colour),
+            f"  broker epoch {reply.epoch}",
+        ),
+        _agents(reply),
+    ]  # fmt: skip
+    if reply.entries:
+        parts.append(_entries(reply))
+    if reply.batches:
+        parts.append(_batches(reply))
+    parts += [Text(line, "yellow") for line in reply.notes]
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, pad_edge=False, header_style="dim")
+
+
+def _agents(reply: StatusReply) -> Table:
+    table = _table(
+        "task", "node", "job", "slot", "phase", "running", "waiting", "tokens/s", "KV free", "restarts", ""
+    )
+    for agent in reply.agents:
+        first = [f"{agent.pool}/{agent.task}", agent.node, f"{agent.job} {agent.job_state}".strip()]
+        if not agent.replicas:
+            table.add_row(*first, "", _alive(agent))
+        for state in agent.replicas:
+            table.add_row(*first, *_replica(agent, state))
+            first = ["", "", ""]
+    return table
+
+
+def _alive(agent: AgentStatus) -> Text:
+    return Text("waiting") if agent.alive else Text(f"lost, last beat {agent.beat_age:.0f} s ago", "red")
+
+
+def _replica(agent: AgentStatus, state: ReplicaState) -> list[str | Text]:
+    phase = Text(state.phase, _COLOURS.get(state.phase, "cyan")) if agent.alive else _alive(agent)
+    return [
+        f"{state.slot}.{state.incarnation}",
+        phase,
+        str(state.running),
+        str(state.waiting),
+        f"{state.token_rate:.0f}",
+        str(state.kv_free),
+        str(state.restarts),
+        Text(state.story, "dim"),
+    ]
+
+
+def _entries(reply: StatusReply) -> Table:
+    table = _table("entry", "url", "in flight", "waiting", "done", "failed")
+    for index, url, *counts in reply.entries:
+        table.add_row(str(index), url, *map(str, counts))
+    return table
+
+
+def _batches(reply: StatusReply) -> Table:
+    table = _table("batch", "state", "rows", "ok", "failed", "leased")
+    for batch in reply.batches:
+        counts = (batch.total, batch.ok, batch.failed, batch.leased)
+        table.add_row(batch.batch, batch.state, *map(str, counts))
+    return table

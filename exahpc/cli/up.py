@@ -1,0 +1,122 @@
+"""`exahpc up`: from a deployment file to a served model."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from exahpc.cli.common import memory, notes, slurm_client
+from exahpc.deployment.grid import Ledger
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import ExahpcError
+from exahpc.launch import place, prepare, ready, start
+from exahpc.wire.folder import Folder
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Name of the deployment, instead of the one in FILE.")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the command lines, start nothing.")
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait until all replicas are ready (default), or come back at once."
+)
+@click.option("--timeout", type=click.FloatRange(1), help="Longest wait in seconds; the start itself goes on.")
+def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float | None) -> None:
+    """Start the deployment that FILE describes.
+
+    Checks the file, the model and the programs first. Then submits the head and one job array a pool to Slurm, or
+    starts them on this machine (launcher.kind = "local"). Ready means that every replica has answered a test
+    generation.
+    """
+    deployment = prepare.read(file, name)
+    ledgers = prepare.check_model(deployment)
+    path = place.home() / deployment.name
+    if dry_run:
+        _explain(deployment, ledgers, path)
+        return
+    prepare.check_programs(deployment)
+    client = slurm_client(deployment)
+    start.refuse_twice(path, client)
+    folder, key = prepare.create(path, deployment)
+    _show_memory(deployment, ledgers)
+    start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
+    if wait:
+        _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
+        endpoint = folder.endpoint()
+        notes.print(f"[bold green]READY[/] {deployment.wanted_replicas} replicas of {deployment.served_name}")
+        if endpoint is not None:
+            click.echo(endpoint.url)
+    if key is not None:
+        notes.print(f"API key (shown once; kept in {path / 'secrets' / 'api_keys'}):", soft_wrap=True)
+        click.echo(key)
+    shown = shlex.quote(deployment.name)
+    notes.print(
+        f'Next: exahpc chat {shown} "Hello" | exahpc url {shown} | exahpc status {shown} | exahpc down {shown}'
+    )
+
+
+def _explain(deployment: Deployment, ledgers: dict[str, Ledger], path: Path) -> None:
+    _show_memory(deployment, ledgers)
+    commands, files = start.plan(deployment, path)
+    for argv in commands:
+        click.echo(shlex.join(argv))
+    notes.print("These files run:")
+    for file in files:
+        click.echo(str(file))
+
+
+def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
+    table = Table(
+        "pool", "replicas", "grid", "nodes", "weights", "KV cache", "fullest rank", box=None, pad_edge=False
+    )
+    for pool in deployment.pool:
+        ledger = ledgers[pool.name]
+        table.add_row(
+            pool.name,
+            str(pool.replicas),
+            f"TP {pool.tensor_parallel} x PP {pool.pipeline_parallel}",
+            str(pool.tasks * pool.nodes_per_replica),
+            memory(ledger.weights),
+            f"{memory(ledger.kv)} ({ledger.kv_tokens} tokens)",
+            memory(ledger.rank_weights + ledger.rank_kv),
+        )
+    notes.print(table)
+
+
+def _wait(folder: Folder, deployment: Deployment, ended: Callable[[], str | None], timeout: float | None) -> None:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    looks = ready.wait(
+        folder,
+        deployment.wanted_replicas,
+        ended=ended,
+        clock=time.monotonic,
+        sleep=time.sleep,
+        seconds=timeout,
+    )
+    shown = ""
+    try:
+        with Progress(*columns, console=notes, transient=True) as bar:
+            task = bar.add_task("starting", total=None)
+            for look in looks:
+                bar.update(task, description=look.text, completed=look.done, total=look.total)
+                for line in look.news:
+                    notes.print(f"  {line}", markup=False)
+                if not notes.is_terminal and look.text != shown:  # a log file gets lines, not a bar
+                    notes.print(f"  {look.text}", markup=False)
+                shown = look.text
+    except KeyboardInterrupt:
+        raise ExahpcError(
+            f"stopped waiting; {deployment.name} goes on starting (exahpc status, exahpc down)"
+        ) from None

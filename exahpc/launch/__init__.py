@@ -1,0 +1,1 @@
+"""Starts, watches and ends whole deployments: what stands behind `exahpc up`, `status` and `down`."""

