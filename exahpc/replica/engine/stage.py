@@ -1,0 +1,119 @@
+"""One pipeline stage on one rank: layers [first, last) of a Hugging Face decoder, tensor-parallel through
+DeepSpeed-Inference (AutoTP), weights memory-mapped from the checkpoint, own slot cache.
+
+DeepSpeed has no pipeline for inference, so a stage is a decoder with only its own layers. The output layer stays
+outside of DeepSpeed, split by vocabulary rows: AutoTP's own would copy the whole matrix and reduce all logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's custom
+from torch import nn
+from transformers import AutoConfig, AutoModel
+
+from exahpc.deployment.grid import layers_of_stage
+from exahpc.replica.engine.attention import NAME, SlotCache, Step
+from exahpc.replica.engine.checkpoint import Checkpoint
+from exahpc.replica.engine.pack import pack_linear, pack_modules, packable
+
+log = logging.getLogger(__name__)
+
+
+class Stage:
+    """`forward` runs the layers, `logits` the output layer. Both need `group.init` first.
+
+    vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stage: int,
+        stages: int,
+        rank: int,
+        ranks: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        pack: bool = False,
+    ) -> None:
+        """stage of stages; rank of ranks in the tensor-parallel group. pack: see `pack`."""
+        config = AutoConfig.from_pretrained(folder)
+        layers = int(config.num_hidden_layers)
+        first = sum(layers_of_stage(layers, stages, s) for s in range(stage))
+        last = first + layers_of_stage(layers, stages, stage)
+        self.is_first, self.is_last = stage == 0, stage == stages - 1
+        self.vocabulary_size, self.hidden, self.dtype = int(config.vocab_size), int(config.hidden_size), dtype
+        checkpoint = Checkpoint(folder)
+        body = _body(config, checkpoint, first, last, self.is_first, self.is_last, dtype)
+        on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # AutoTP prints its policy
+            self._engine = deepspeed.init_inference(
+                body,
+                dtype=dtype,
+                tensor_parallel={"tp_size": ranks},
+                replace_with_kernel_inject=False,
+                keep_module_on_host=on_cpu,  # on CPUs the shards stay views of the mapped file
+            )
+        self._body: Any = self._engine.module
+        self.device = next(self._body.parameters()).device
+        attention = self._body.layers[0].self_attn
+        heads = attention.k_proj.weight.shape[0] // attention.head_dim
+        self.cache = SlotCache((last - first, slots, heads, context, attention.head_dim), dtype, self.device)
+        pack = pack and on_cpu and packable(dtype)
+        if pack:
+            pack_modules(self._body)
+        self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
+        if self.is_last:
+            tied = "lm_head.weight" not in checkpoint
+            weight = checkpoint["model.embed_tokens.weight" if tied else "lm_head.weight"]
+            mine = weight[self.vocabulary[rank] : self.vocabulary[rank + 1]].to(self.device, dtype)
+            self._head = pack_linear(mine) if pack else lambda x: F.linear(x, mine)
+
+    @torch.inference_mode()
+    def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] on the first stage, hidden states [T, hidden] on later ones -> hidden states [T, hidden]."""
+        key = "input_ids" if self.is_first else "inputs_embeds"
+        inputs = {key: x[None], "position_ids": step.positions[None]}
+        out = self._engine(**inputs, use_cache=False, step=step, cache=self.cache)
+        result: torch.Tensor = out.last_hidden_state[0]
+        return result
+
+    @torch.inference_mode()
+    def logits(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        """This rank's vocabulary slice of the next-token logits of the rows to sample, float32 (last stage only)."""
+        return self._head(hidden[step.sampled]).float()
+
+
+def _body(config: Any, checkpoint: Checkpoint, first: int, last: int, is_first: bool, is_last: bool,
+          dtype: torch.dtype) -> Any:
+    """The decoder with layers [first, last), its parameters views of the checkpoint (copies if dtypes differ)."""
+    config.num_hidden_layers = last - first
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[first:last]
+    config._attn_implementation = NAME
+    with torch.device("meta"):
+        body: Any = AutoModel.from_config(config, dtype=dtype).eval()
+    if not is_first:
+        body.embed_tokens = None
+    if not is_last:
+        body.norm = nn.Identity()
+    body.rotary_emb = type(body.rotary_emb)(config=config)  # its buffers must hold numbers
+    weights = {}
+    for name, _ in body.named_parameters():
+        source = name
+        if name.startswith("layers."):
+            _, layer, rest = name.split(".", 2)
+            source = f"layers.{int(layer) + first}.{rest}"
+        weights[name] = checkpoint["model." + source].to(dtype)
+    body.load_state_dict(weights, strict=False, assign=True)
+    return body

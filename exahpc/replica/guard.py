@@ -1,0 +1,43 @@
+"""Whatever goes wrong on one rank ends the whole step, at once and with its traceback.
+
+Without this a rank that raises leaves the others in a collective for ever. It guards imports and loading too, so
+nothing heavy is imported before it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+FAULT = "EXAHPC_FAULT"
+"""Environment variable for tests only: "raise@rank1:step20", "exit@rank0:load", "kill@rank1:step3": what that rank
+does at that point (points: import, load, step<N>)."""
+
+
+def guarded(body: Callable[[], None]) -> None:
+    """Run `body`. Any exception, SystemExit included, prints its traceback and aborts the MPI world with code 1."""
+    try:
+        body()
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.COMM_WORLD.Abort(1)
+        os._exit(1)  # threads and exit handlers must not keep a broken rank
+
+
+def fault(rank: int, point: str) -> None:
+    """Do what the environment asks this rank to do at this point."""
+    wanted = os.environ.get(FAULT, "")
+    action, _, where = wanted.partition("@")
+    if where != f"rank{rank}:{point}":
+        return
+    if action == "exit":
+        sys.exit(0)
+    if action == "kill":
+        os.kill(os.getpid(), 9)
+    raise RuntimeError(f"fault asked for by {FAULT}={wanted}")

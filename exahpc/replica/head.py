@@ -1,0 +1,175 @@
+"""The head rank: talks to the agent over a local socket, schedules, and leads the other ranks.
+
+Only the peer that sent the last Adopt is heard; its socket lies in a private directory. When it is gone (a send
+fails) its sequences are dropped: nobody could be given their tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from exahpc.replica.batching import Scheduler
+from exahpc.replica.plan import Plan
+from exahpc.replica.worker import Incoming, Worker
+from exahpc.wire.messages import (
+    Abort,
+    Admit,
+    Adopt,
+    AgentToReplica,
+    Message,
+    ReplicaBeat,
+    ReplicaHello,
+    StopReplica,
+)
+
+log = logging.getLogger(__name__)
+BEAT_SECONDS = 1.0
+
+
+class Mouth:
+    """The ROUTER at `path`. Bound early, so that an agent can connect while the model loads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ctx = zmq.Context()
+        self._sock = self._ctx.socket(zmq.ROUTER)
+        self._sock.linger = 500
+        self._sock.router_mandatory = True
+        self._sock.set(zmq.SNDHWM, 100_000)
+        self._sock.set(zmq.RCVHWM, 100_000)
+        before = os.umask(0o077)
+        try:
+            self._sock.bind(f"ipc://{path}")
+        finally:
+            os.umask(before)
+        self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.agent: bytes | None = None
+
+    def poll(self, seconds: float) -> bool:
+        return bool(self._sock.poll(int(seconds * 1000) if seconds > 0 else 0))
+
+    def receive(self) -> Any | None:
+        """The next message of the agent; None when there is none. Strangers and broken messages are passed over."""
+        while True:
+            try:
+                frames = self._sock.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            try:
+                message = self._decode(frames[-1])
+            except msgspec.MsgspecError as error:
+                log.warning("message dropped: %s", error)
+                continue
+            if isinstance(message, Adopt):
+                self.agent = frames[0]
+            if frames[0] == self.agent:
+                return message
+
+    def send(self, message: Message) -> bool:
+        """False when no agent can be reached; it is then forgotten."""
+        if self.agent is None:
+            return False
+        try:
+            self._sock.send_multipart([self.agent, self._encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.agent = None
+            return False
+        return True
+
+    def close(self) -> None:
+        self._sock.close()
+        self._ctx.term()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+class Head:
+    """The loop of rank 0."""
+
+    def __init__(self, mouth: Mouth, scheduler: Scheduler, worker: Worker, hello: ReplicaHello, pipelined: bool) -> None:
+        self._mouth, self._scheduler, self._worker, self._hello = mouth, scheduler, worker, hello
+        self._pipelined = pipelined
+        self._flight: deque[tuple[int, Incoming]] = deque()
+        self._next_beat = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until StopReplica. Blocks in poll, using no processor, while there is nothing to do."""
+        while True:
+            self._listen()
+            if self._stopping:
+                break
+            self._iterate()
+            self._beat()
+        for lane, incoming in self._flight:
+            self._scheduler.done(lane, incoming.get())
+        self._worker.send(Plan(stop=True))
+
+    def _idle(self) -> bool:
+        return not (self._flight or self._scheduler.running or self._scheduler.waiting)
+
+    def _listen(self) -> None:
+        if self._idle() and not self._mouth.poll(max(0.001, self._next_beat - time.monotonic())):
+            return
+        while (message := self._mouth.receive()) is not None:
+            match message:
+                case Admit():
+                    refused = self._scheduler.admit(message)
+                    if refused:
+                        self._tell(refused)
+                    self._next_beat = 0.0
+                case Abort(sequence):
+                    self._scheduler.abort(sequence)
+                    self._next_beat = 0.0
+                case Adopt(agent):
+                    log.info("adopted by %s", agent)
+                    self._scheduler.drop_all()
+                    self._tell(self._hello)
+                    self._next_beat = 0.0
+                case StopReplica():
+                    self._stopping = True
+                    return
+
+    def _iterate(self) -> None:
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._worker.send(plan)
+            sampled = self._worker.run(plan)
+            if self._pipelined:
+                self._flight.append((plan.lane, self._worker.tokens(plan.samples)))
+            else:
+                self._finish(plan.lane, sampled or [])
+        elif self._flight:
+            lane, incoming = self._flight.popleft()
+            self._finish(lane, incoming.get())
+
+    def _finish(self, lane: int, sampled: list[int]) -> None:
+        tokens = self._scheduler.done(lane, sampled)
+        if tokens.tokens or tokens.ended:
+            self._tell(tokens)
+        if tokens.ended:
+            self._next_beat = 0.0
+
+    def _tell(self, message: Message) -> None:
+        if not self._mouth.send(message):
+            self._scheduler.drop_all()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_SECONDS
+        s = self._scheduler
+        self._tell(ReplicaBeat(s.running, s.waiting, s.kv_free, self._worker.step, s.generated))
+
+

@@ -1,0 +1,167 @@
+"""From a bare MPI rank to a serving one: environment, devices, communicators, model, loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exahpc.deployment.architectures import check
+from exahpc.deployment.grid import kv_tokens
+from exahpc.deployment.parse import load
+from exahpc.deployment.spec import Pool
+from exahpc.errors import DeploymentError
+from exahpc.replica.devices import Device, choose
+from exahpc.replica.guard import fault
+from exahpc.wire.folder import Folder
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from exahpc.replica.worker import Worker
+
+log = logging.getLogger(__name__)
+CPU_CHUNK, DEVICE_CHUNK = 128, 1024
+"""Prompt tokens of one plan: what a processor (an accelerator) does without holding up decoding for long."""
+
+
+def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path) -> None:
+    """Be one rank of a replica until the agent says stop."""
+    deployment = load(Folder(folder).toml)
+    pool = deployment.pool_named(pool_name)
+    config = json.loads((Path(deployment.model.path) / "config.json").read_text())
+    check(
+        config,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        context=deployment.model.context,
+        pool=pool_name,
+    )
+    _environment(pool)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    _check_world(world.size, pool, MPI.Get_library_version())
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s rank {world.rank} %(levelname)s %(name)s: %(message)s",
+    )
+    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    _forget_shared_files(world)
+    from exahpc.replica.head import Mouth
+
+    mouth = Mouth(path) if world.rank == 0 else None  # early: the agent connects while the model loads
+    fault(world.rank, "import")
+    device = _device(local.rank, pool.devices_per_rank)
+    import torch
+
+    from exahpc.replica.batching import Limits, Scheduler
+    from exahpc.replica.engine import group
+    from exahpc.replica.engine.stage import Stage
+    from exahpc.replica.head import Head
+    from exahpc.replica.worker import Grid, Worker
+    from exahpc.wire.messages import ReplicaHello
+
+    torch.set_num_threads(pool.threads_per_rank)
+    torch.set_grad_enabled(False)
+    grid = Grid(world, pool.tensor_parallel, pool.pipeline_parallel)
+    group.init(grid.tp, device.index if device else None)
+    fault(world.rank, "load")
+    chunk = DEVICE_CHUNK if device else CPU_CHUNK
+    context = deployment.model.context
+    stage = Stage(
+        Path(deployment.model.path),
+        stage=grid.stage,
+        stages=grid.stages,
+        rank=grid.rank,
+        ranks=grid.ranks,
+        slots=pool.max_sequences,
+        context=context,
+        dtype=getattr(torch, deployment.model.dtype),
+        pack=pool.replicas_per_task == 1 if pool.pack is None else pool.pack,
+    )
+    worker = Worker(grid, stage, pool.max_sequences, pool.max_sequences + chunk)
+    world.Barrier()
+    log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
+    if mouth is None:
+        _follow(worker, world.rank)
+    else:
+        tokens = kv_tokens(pool, context)
+        limits = Limits(pool.max_sequences, tokens, context, chunk, grid.stages, stage.vocabulary_size)
+        hello = ReplicaHello(pool_name, slot, incarnation, pool.max_sequences, tokens, context, _step_id())
+        Head(mouth, Scheduler(limits), worker, hello, pipelined=grid.stages > 1).run()
+        mouth.close()
+    worker.finish()
+    world.Barrier()
+
+
+def _follow(worker: Worker, rank: int) -> None:
+    while True:
+        plan = worker.receive()
+        if plan.stop:
+            return
+        fault(rank, f"step{worker.step + 1}")
+        worker.run(plan)
+
+
+def _environment(pool: Pool) -> None:
+    """Settings that libraries read when they are imported."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(pool.threads_per_rank)
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"  # nothing is fetched from a node
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def _check_world(size: int, pool: Pool, library: str) -> None:
+    wanted = pool.ranks_per_replica
+    if size != wanted:
+        raise DeploymentError(
+            f"the MPI world has {size} ranks, but tensor_parallel x pipeline_parallel = {pool.tensor_parallel} x "
+            f"{pool.pipeline_parallel} = {wanted}. "
+            + (
+                f"This Python's mpi4py loaded {library.splitlines()[0]!r}, which is not the launcher's MPI: load the "
+                f"same MPI module (slurm.modules), set slurm.mpi, or name the library in MPI4PY_LIBMPI"
+                if size == 1
+                else "Start exactly so many ranks"
+            )
+        )
+
+
+def _device(local_rank: int, per_rank: int) -> Device | None:
+    """This rank's accelerator, after telling DeepSpeed which kind it is."""
+    count = 0
+    if os.environ.get("DS_ACCELERATOR") != "cpu":
+        import torch
+
+        count = torch.cuda.device_count() or torch.xpu.device_count()
+    device = choose(os.environ, local_rank, count, per_rank) if count else None
+    if device is None:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed searches, and warns
+    elif device.narrow:
+        os.environ[device.narrow[0]] = device.narrow[1]
+    return device
+
+
+def _forget_shared_files(world: MPI.Intracomm) -> None:
+    """Unlink this rank's files in /dev/shm once every rank has mapped them: a killed rank cannot leave them behind.
+
+    Collective. The mappings live on; MPI's own clean-up finds nothing to do.
+    """
+    world.alltoall([0] * world.size)  # everybody has talked to everybody
+    world.Barrier()
+    with open("/proc/self/maps") as maps:
+        mapped = {match[1] for line in maps if (match := re.search(r" (/dev/shm/\S+)$", line.rstrip()))}
+    for name in mapped:
+        path = Path(name)
+        if path.exists() and path.stat().st_uid == os.getuid():
+            path.unlink(missing_ok=True)
+
+
+def _step_id() -> str:
+    """Slurm's name of this step, or "" without Slurm."""
+    job, step = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID")
+    return f"{job}.{step}" if job and step else ""
