@@ -1,8 +1,8 @@
 """The broker's journal: `journal/epoch-N.jsonl`, one line a record, each with its CRC. No database, no locks.
 
 A line is eight hex digits (CRC-32 of the rest), a space, and the record as JSON. A torn or spoilt line is skipped
-and counted. The first thing in each file is what its broker took over, ended by `Started`: replay begins at the
-newest file that has one, so a broker that was cut off cannot change what its successor has taken over.
+and counted. The first thing in each file is all that its broker took over, ended by `Started`: so the newest file
+that has one tells everything, and a broker that was cut off cannot change what its successor has taken over.
 
 Writing happens on one thread in order; the loop never waits for the disk unless it awaits `durable`.
 """
@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,18 +61,16 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
 
 def replay(directory: Path) -> Memory:
     """The state that all earlier brokers left behind."""
-    newest_first: list[list[AnyRecord]] = []
+    memory = Memory()
     for _, path in reversed(_files(directory)):
         records, bad = decode(path.read_bytes())
+        if not any(isinstance(record, Started) for record in records):
+            continue  # its broker died while taking over, before it did anything
         if bad:
             _log.warning("%s: %d spoilt lines are left out (a torn last line is normal)", path.name, bad)
-        newest_first.append(records)
-        if any(isinstance(record, Started) for record in records):
-            break
-    memory = Memory()
-    for records in reversed(newest_first):
         for record in records:
             memory.apply(record)
+        break
     return memory
 
 
@@ -85,9 +83,10 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._buffer: list[bytes] = []
         self._flushing = False
+        self._torn = False
         path = directory / f"epoch-{epoch:08d}.jsonl"
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY, 0o600)
-        self._write(b"".join(_lines([*takeover, started])), sync=True)
+        self._write(b"".join(encode(record) for record in (*takeover, started)), sync=True)
         for _, old in _files(directory)[:-_KEPT_FILES]:
             old.unlink(missing_ok=True)
 
@@ -117,9 +116,11 @@ class Journal:
         await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._write(data, sync=sync))
 
     def _write(self, data: bytes, *, sync: bool) -> None:
-        view = memoryview(data)
+        view = memoryview(b"\n" + data if self._torn else data)
+        self._torn = True  # until all is written: a half line must not spoil the next one
         while view:
             view = view[os.write(self._fd, view) :]
+        self._torn = False
         if sync:
             os.fsync(self._fd)
 
@@ -129,7 +130,3 @@ class Journal:
         self._write(b"".join(self._buffer), sync=True)
         self._buffer = []
         os.close(self._fd)
-
-
-def _lines(records: Iterable[AnyRecord]) -> Iterator[bytes]:
-    return (encode(record) for record in records)

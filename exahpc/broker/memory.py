@@ -1,7 +1,7 @@
 """What a broker must remember beyond its own life: the journal's records and the state they add up to. Pure.
 
-Replay is `apply` over all records in order. `records` writes a state out again, so each new broker's journal begins
-with everything that counts and older files may go.
+Replay is `apply` over all records in order. `records` writes a state out again, so each new broker's journal
+begins with everything that counts and older files may go.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Begun(Record, frozen=True):
 
 
 class Ended(Record, frozen=True):
-    """How it went. job: where the task lives from now on (resubmit), else the job asked about; error: "" or why."""
+    """How it went. job: where the task lives from now on (resubmit), else the job asked about; error: why not, or
+    empty."""
 
     key: str
     kind: Kind
@@ -150,20 +151,24 @@ class Memory:
     def records(self, now: float) -> Iterator[AnyRecord]:
         """The state as records, without what is too old to matter: `apply` over them gives it back."""
         since = now - REMEMBER_SECONDS
-        for key, job in self.placed.items():
+        yield from self.agents.values()
+        for (
+            key,
+            job,
+        ) in self.placed.items():  # after the agents: a resubmitted task lives elsewhere than it last did
             yield Ended(at=now, key=key, kind="resubmit", job=job, error="")
         for job, at in self.cancelled.items():
             if at >= since:
                 yield Ended(at=at, key="", kind="cancel", job=job, error="")
         for key, acts in self.history.items():
             for at, kind in acts:
-                if at >= since:
+                begun = self.open.get(key)
+                if at >= since and (begun is None or begun.at != at):
                     yield Begun(at=at, key=key, kind=kind, job="")
                     yield Ended(at=at, key=key, kind=kind, job="", error="written out again")
         yield from self.open.values()
         yield from (record for record in self.excluded.values() if record.at >= since)
         yield from self.no_requeue.values()
-        yield from self.agents.values()
 
     def carried(self) -> list[tuple[AgentView, AgentRoute | None]]:
         """What `Fleet` begins with."""

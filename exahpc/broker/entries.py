@@ -1,0 +1,59 @@
+"""The entries that are connected to the broker: who they are and what they told last. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exahpc.wire.messages import EntryBeat, EntryHello
+
+SILENCE_SECONDS = 10.0  # five of their beats
+
+
+@dataclass
+class _Entry:
+    hello: EntryHello
+    heard: float
+    beat: EntryBeat
+
+
+class Entries:
+    """By connection. A new connection of the same entry replaces the old one."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, _Entry] = {}
+
+    def hello(self, peer: bytes, message: EntryHello, now: float) -> None:
+        for other, entry in list(self._entries.items()):
+            if (entry.hello.index, entry.hello.url) == (message.index, message.url):
+                del self._entries[other]
+        self._entries[peer] = _Entry(message, now, EntryBeat(0, 0, 0, 0, 0, 0))
+
+    def beat(self, peer: bytes, message: EntryBeat, now: float) -> None:
+        entry = self._entries.get(peer)
+        if entry is not None:
+            entry.beat, entry.heard = message, now
+
+    def gone(self, peer: bytes) -> None:
+        self._entries.pop(peer, None)
+
+    def tick(self, now: float) -> None:
+        for peer, entry in list(self._entries.items()):
+            if now - entry.heard > SILENCE_SECONDS:
+                del self._entries[peer]
+
+    def peers(self) -> list[bytes]:
+        return list(self._entries)
+
+    def rows(self) -> list[tuple[int, str, int, int, int, int]]:
+        """(index, url, in flight, waiting, done, failed), by index."""
+        return sorted(
+            (
+                e.hello.index,
+                e.hello.url,
+                e.beat.in_flight,
+                e.beat.waiting,
+                e.beat.done,
+                e.beat.failed,
+            )
+            for e in self._entries.values()
+        )
