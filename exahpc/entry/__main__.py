@@ -1,0 +1,34 @@
+"""`python -m exahpc.entry`: started by slurm/head.sbatch."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from exahpc.entry.main import run
+from exahpc.errors import ExahpcError
+from exahpc.wire.folder import Folder
+
+
+@click.command()
+@click.option("--folder", required=True, type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--index", required=True, type=click.IntRange(min=0), help="Number of this entry on its head.")
+def main(folder: Path, index: int) -> None:
+    """One HTTP gateway of the deployment in FOLDER."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname)s entry-{index} %(name)s: %(message)s",
+    )
+    try:
+        run(Folder(folder), index)
+    except ExahpcError as error:
+        logging.getLogger(__name__).error("%s", error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

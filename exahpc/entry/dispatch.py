@@ -1,0 +1,225 @@
+"""The loop around the desk: links to the broker and to every agent, and the actions performed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import assert_never
+
+import zmq
+
+from exahpc.deployment.spec import Deployment
+from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
+from exahpc.entry.desk import Desk
+from exahpc.entry.exchange import Exchange
+from exahpc.entry.fleet import Agent, AgentKey
+from exahpc.entry.ledger import Record
+from exahpc.errors import RequestError
+from exahpc.wire import link
+from exahpc.wire import messages as m
+
+log = logging.getLogger(__name__)
+
+_TICK = 0.25
+_BEAT = 2.0
+_SPREAD = 0.2  # seconds over which first connects to agents are spread: CURVE handshakes cost both sides
+
+
+class Dispatch:
+    """Owns the desk and the links. Every method runs in the loop and never waits."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        ctx: zmq.Context[zmq.Socket[bytes]],
+        key: link.FleetKey,
+        locate_broker: Callable[[], str | None],
+        *,
+        index: int,
+        url: str,
+        draw: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self.desk = Desk(deployment, draw)
+        self._ctx, self._key = ctx, key
+        self._index, self._url = index, url
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[AgentKey, link.Client] = {}
+        self._release: asyncio.TimerHandle | None = None
+        self._next_beat = 0.0
+        self._broker = link.Client(
+            ctx,
+            key,
+            locate_broker,
+            m.BrokerToEntry,
+            self._from_broker,
+            on_up=self._hello,
+            on_lost=self._broker_lost,
+        )
+        self._tick_timer = self._loop.call_later(_TICK, self._tick)
+
+    # --- clients ---
+
+    def open(self, record: Record) -> None:
+        """Start a request. Raises RequestError (429) when too many wait."""
+        self.perform(self.desk.open(record, self._loop.time()))
+
+    def left(self, record: Record) -> None:
+        """Its client went away."""
+        self.perform(self.desk.cancel(record, "the client left", self._loop.time()))
+
+    def abandon(self, record: Record, error: RequestError) -> None:
+        """End a request with an error from our side."""
+        self.perform(self.desk.abandon(record, error, self._loop.time()))
+
+    # --- messages ---
+
+    def _from_agent(self, agent: Agent, message: m.AgentToEntry) -> None:
+        try:
+            self._handle(agent, message)
+        except Exception:  # one bad message must not stop the link's pump
+            log.exception("a message of agent %s failed", agent.name)
+
+    def _handle(self, agent: Agent, message: m.AgentToEntry) -> None:
+        now, desk = self._loop.time(), self.desk
+        match message:
+            case m.Frames():
+                touched, actions = desk.frames(agent, message.frames, now)
+                for record in touched:
+                    self._write(record)
+                if actions:
+                    self.perform(actions + desk.pump(now))
+            case m.Done():
+                self.perform(desk.done(agent, message, now))
+            case m.Failed():
+                if message.status >= 500 or message.retry:
+                    log.warning("request %s on %s: %s", message.request, agent.name, message.message)
+                self.perform(desk.failed(agent, message, now))
+            case m.Busy():
+                self.perform(desk.busy(agent, message, now))
+            case m.Room():
+                self.perform(desk.room(agent, message, now))
+            case _:
+                assert_never(message)
+
+    def _write(self, record: Record) -> None:
+        out = record.out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        exchange: Exchange = record.client
+        if not exchange.write(data):
+            log.warning("request %s is cut off: its client does not read", record.id)
+            self.perform(self.desk.cancel(record, "slow reader", self._loop.time()))
+            exchange.cut("the client reads too slowly (limits.stream_buffer_bytes)")
+
+    def _from_broker(self, message: m.BrokerToEntry) -> None:
+        match message:
+            case m.Welcome():
+                log.info("broker of epoch %d", message.epoch)
+            case m.FleetTable():
+                try:
+                    self.perform(self.desk.table(message, self._loop.time()))
+                except Exception:
+                    log.exception("a fleet table failed")
+            case _:
+                assert_never(message)
+
+    def _hello(self) -> None:
+        self._broker.send(m.EntryHello(self._index, os.getpid(), self._url))
+
+    def _broker_lost(self) -> None:
+        log.warning("the broker is gone; the last fleet table stays")
+
+    # --- links ---
+
+    def _connect(self, agent: Agent) -> None:
+        old = self._links.pop(agent.key, None)
+        if old is not None:
+            old.close()
+        self._links[agent.key] = link.Client(
+            self._ctx,
+            self._key,
+            lambda: agent.address,
+            m.AgentToEntry,
+            partial(self._from_agent, agent),
+            on_up=partial(self._link_up, agent),
+            on_lost=partial(self._link_lost, agent),
+            first_wait=_SPREAD if len(self._links) > 16 else 0.0,
+        )
+
+    def _link_up(self, agent: Agent) -> None:
+        log.info("agent %s is connected", agent.name)
+        self.perform(self.desk.link_up(agent, self._loop.time()))
+
+    def _link_lost(self, agent: Agent) -> None:
+        before = self.desk.counts.resent
+        self.perform(self.desk.link_lost(agent, self._loop.time()))
+        log.warning(
+            "the link to agent %s is lost, %d requests are sent again",
+            agent.name,
+            self.desk.counts.resent - before,
+        )
+
+    # --- actions and time ---
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Do what the desk decided; a Submit that does not leave is decided again."""
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
+            match action:
+                case Tell(agent=agent, message=message):
+                    client = self._links.get(agent.key)
+                    if (client is None or not client.send(message)) and isinstance(message, m.Submit):
+                        todo.extend(self.desk.unsent(agent, message, self._loop.time()))
+                case Finish(record=record, data=data):
+                    record.client.finish(data)
+                case Refuse(record=record, error=error):
+                    if error.status >= 500:
+                        log.warning("request %s failed: %s", record.id, error.message)
+                    record.client.refuse(error)
+                case Connect(agent=agent):
+                    self._connect(agent)
+                case Disconnect(agent=agent):
+                    gone = self._links.pop(agent.key, None)
+                    if gone is not None:
+                        gone.close()
+                case _:
+                    assert_never(action)
+        if self._release is None and self.desk.waiting:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Wake when the next busy replica may be tried again."""
+        when = self.desk.router.next_release()
+        if when is not None:
+            self._release = self._loop.call_at(when, self._released)
+
+    def _released(self) -> None:
+        self._release = None
+        self.perform(self.desk.pump(self._loop.time()))
+
+    def _tick(self) -> None:
+        self._tick_timer = self._loop.call_later(_TICK, self._tick)
+        now = self._loop.time()
+        self.perform(self.desk.tick(now))
+        if now >= self._next_beat:
+            self._next_beat = now + _BEAT
+            counts, desk = self.desk.counts, self.desk
+            beat = m.EntryBeat(
+                desk.in_flight, desk.waiting, counts.done, counts.failed, counts.rejected, counts.resent
+            )
+            self._broker.send(beat)
+
+    def close(self) -> None:
+        """Close every link."""
+        self._tick_timer.cancel()
+        if self._release is not None:
+            self._release.cancel()
+        for client in [self._broker, *self._links.values()]:
+            client.close()
+        self._links.clear()

@@ -1,0 +1,218 @@
+"""The ledger: every request of this entry, its attempts, what its client already has, and its one ending. Pure.
+
+    event      waiting   running
+    send       running   -          an attempt goes to a replica
+    progress   -         running    token ids or text arrived
+    busy       -         waiting    the replica had no room; nothing was started
+    lost       -         waiting    the attempt ended, the request may live on elsewhere
+    end        ended     ended      done, failed, rejected or cancelled: the client has its answer, or is gone
+
+An event that has no cell is a defect and raises StateError with the request's story. A *message* that comes too
+late is no event: `accept` and `attempt_of` drop what belongs to an older attempt, another agent or an ended one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from exahpc.entry.fleet import Agent, Replica
+from exahpc.errors import StateError
+from exahpc.wire.messages import Frame, Resume, Submit
+
+Phase = Literal["waiting", "running", "ended"]
+Event = Literal["send", "progress", "busy", "lost", "end"]
+
+TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
+    ("waiting", "send"): "running",
+    ("waiting", "end"): "ended",
+    ("running", "progress"): "running",
+    ("running", "busy"): "waiting",
+    ("running", "lost"): "waiting",
+    ("running", "end"): "ended",
+}
+
+_STORY = 24  # events kept for an error message
+
+
+class Choice:
+    """What the client of one choice has: token ids, characters sent, and whether it ended."""
+
+    __slots__ = ("finished", "ids", "sent")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.sent = 0
+        self.finished = False
+
+
+class Record:
+    """One request. `client` is the shell's handle of the HTTP exchange; the ledger never looks into it.
+
+    attempt: number of the last attempt (0: none yet); deaths: attempts that ended under the request, without those
+    that a replica refused as busy; own_exits: deaths by the replica's own exit; started: bytes of the answer came
+    for the client; sequences: those that the running attempt takes; tokens: estimate of what is still to be
+    prefilled and generated; since: when the present wait began; progress: when the running attempt last moved
+    (both in seconds of the caller's clock).
+    """
+
+    __slots__ = (
+        "_story",
+        "attempt",
+        "body",
+        "choices",
+        "client",
+        "created",
+        "deaths",
+        "id",
+        "kind",
+        "out",
+        "own_exits",
+        "phase",
+        "progress",
+        "prompt",
+        "replica",
+        "seed",
+        "sequences",
+        "shun",
+        "since",
+        "started",
+        "stream",
+        "tokens",
+        "why",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        kind: Literal["chat", "completion"],
+        body: bytes,
+        *,
+        stream: bool,
+        seed: int,
+        created: int,
+        choices: int,
+        prompt: int,
+        new: int,
+        client: Any = None,
+    ) -> None:
+        """choices: answers asked for; prompt: estimated prompt tokens; new: most tokens generated, all choices."""
+        self.id, self.kind, self.body, self.stream = id, kind, body, stream
+        self.seed, self.created, self.client = seed, created, client
+        self.choices = [Choice() for _ in range(choices)]
+        self.prompt, self.tokens = prompt, prompt + new
+        self.phase: Phase = "waiting"
+        self.attempt = self.deaths = self.own_exits = self.sequences = 0
+        self.replica: Replica | None = None
+        self.shun: Replica | None = None
+        self.started = False
+        self.since = self.progress = 0.0
+        self.out: list[bytes] = []
+        self.why = ""
+        self._story: list[str] = []
+
+    def happen(self, event: Event, detail: str = "") -> None:
+        """Move along the table. Raises StateError for an event that this phase does not know."""
+        phase = TRANSITIONS.get((self.phase, event))
+        if phase is None:
+            story = "; ".join(self._story)
+            raise StateError(
+                f"request {self.id} is {self.phase} and cannot {event} ({detail}); its story: {story}"
+            )
+        if len(self._story) < _STORY:
+            self._story.append(f"{event} {detail}".rstrip())
+        self.phase = phase
+
+    @property
+    def running_choices(self) -> int:
+        return sum(not choice.finished for choice in self.choices) or 1
+
+    def submit(self, replica: Replica) -> Submit:
+        """The message of the attempt that is about to run on `replica`."""
+        fresh = not any(choice.ids or choice.finished for choice in self.choices)
+        return Submit(
+            self.id,
+            self.attempt,
+            replica.slot,
+            replica.incarnation,
+            self.kind,
+            self.body,
+            self.stream,
+            self.seed,
+            self.created,
+            [] if fresh else [Resume(number, c.ids, c.sent, c.finished) for number, c in enumerate(self.choices)],
+            not self.started,
+        )
+
+
+class Ledger:
+    """All requests that have not ended, by id, and counts of those that have."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.stale = 0
+
+    def open(self, record: Record, now: float) -> None:
+        if record.id in self.records:
+            raise StateError(f"request id {record.id} is taken")
+        record.since = now
+        self.records[record.id] = record
+
+    def send(self, record: Record, replica: Replica, now: float) -> Submit:
+        """A new attempt on `replica`."""
+        record.happen("send", f"{replica.agent.name} slot {replica.slot}.{replica.incarnation}")
+        record.attempt += 1
+        record.replica, record.progress = replica, now
+        return record.submit(replica)
+
+    def attempt_of(self, agent: Agent, request: str, attempt: int) -> Record | None:
+        """The record that a message about (request, attempt) from `agent` belongs to; None: it is stale."""
+        record = self.records.get(request)
+        if (
+            record is not None
+            and record.attempt == attempt
+            and record.replica is not None
+            and record.replica.agent is agent
+        ):
+            return record
+        self.stale += 1
+        return None
+
+    def accept(self, record: Record, frame: Frame, now: float) -> bool:
+        """Take in a frame of the running attempt. False: it does not fit what is known; the attempt is broken.
+
+        A frame that repeats what is known is dropped without a word.
+        """
+        try:
+            choice = record.choices[frame.choice]
+        except IndexError:
+            return False
+        ids = choice.ids
+        if frame.index != len(ids) or choice.finished or frame.sent < choice.sent:
+            self.stale += 1
+            return frame.index + len(frame.ids) <= len(ids)
+        if record.phase != "running":
+            record.happen("progress")
+        ids.extend(frame.ids)
+        choice.sent = frame.sent
+        if frame.finished:
+            choice.finished = True
+        record.progress = now
+        if frame.data:
+            record.started = True
+            record.out.append(frame.data)
+        return True
+
+    def stop(self, record: Record, event: Literal["busy", "lost"], now: float, detail: str) -> None:
+        """The running attempt is over, the request waits again. A busy answer does not renew the wait."""
+        record.happen(event, detail)
+        record.shun, record.replica = record.replica, None
+        record.why = detail
+        if event == "lost":
+            record.deaths += 1
+            record.since = now
+
+    def end(self, record: Record, how: str) -> None:
+        """The one ending."""
+        record.happen("end", how)
+        record.replica = None
+        del self.records[record.id]
