@@ -73,14 +73,17 @@ class Intervals:
         self._size -= count(removed)
         return removed
 
+    def common(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
+        """Those of these (disjoint) ranges that are in the set."""
+        found: Ranges = []
+        for first, last in ranges:
+            low, high = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+            found += [(max(first, self._firsts[i]), min(last, self._lasts[i])) for i in range(low, high)]
+        return found
+
     def remove_all(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
         return [gone for first, last in ranges for gone in self.remove(first, last)]
 
-    def take(self, n: int) -> tuple[int, int] | None:
-        """Take up to n numbers off the front, as one range; None when empty."""
-        if not self._firsts or n < 1:
-            return None
-        first = self._firsts[0]
-        last = min(self._lasts[0], first + n)
-        self.remove(first, last)
-        return first, last
+    def first(self, n: int) -> tuple[int, int] | None:
+        """The first up to n numbers that lie together; None when empty."""
+        return (self._firsts[0], min(self._lasts[0], self._firsts[0] + n)) if self._firsts else None

@@ -1,0 +1,281 @@
+"""The broker's batches: performs what `leases` decides. Files are touched only by worker threads.
+
+Call from one thread (the loop). Nothing here waits for a disk: opening, salvage and commits run in threads, and
+their results are taken in by the next call. That a commit is durable a moment after it was decided is safe: the
+rows it names lie fsynced in an agent's journal, where the next broker finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+import numpy as np
+
+from exahpc.batch.book import Book
+from exahpc.batch.commits import AnyEvent, CommitWriter
+from exahpc.batch.intervals import ranges_of
+from exahpc.batch.plan import BAD, BatchPlan, Parts, same_input
+from exahpc.batch.salvage import Committed, Found, journal_prefix, journals, scan
+from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
+from exahpc.errors import BatchError
+from exahpc.wire.folder import write_atomic
+from exahpc.wire.messages import (
+    BatchCancel,
+    BatchOpen,
+    BatchQuery,
+    BatchState,
+    BatchStatus,
+    LeaseGrant,
+    LeaseProgress,
+    LeaseRevoke,
+    Refused,
+)
+
+log = logging.getLogger(__name__)
+
+_THREADS = 4
+_KEPT = 64  # ended batches remembered for queries
+
+
+@dataclass
+class _Loaded:
+    plan: BatchPlan
+    book: Book
+    writer: CommitWriter
+    committed: Committed
+    found: list[Found]
+
+
+@dataclass
+class _Batch:
+    """One batch. status: while opening and after the end; otherwise the book tells."""
+
+    parts: Parts
+    status: BatchStatus
+    loading: Future[_Loaded] | None = None
+    loaded: _Loaded | None = None
+    events: list[AnyEvent] = field(default_factory=list)
+    flushing: Future[None] | None = None
+    salvages: list[tuple[str, Future[list[Found]]]] = field(default_factory=list)
+    again: set[str] = field(default_factory=set)
+
+
+def _load(parts: Parts, batch: str, epoch: int) -> _Loaded:
+    """Read everything that earlier brokers committed. Blocking; seconds for millions of rows."""
+    plan = parts.plan()
+    if plan is None or plan.batch != batch:
+        raise BatchError(f"{parts.path} does not hold batch {batch}: run `exahpc batch run` on the input again")
+    same_input(plan, Path(plan.input))
+    bad = ranges_of(np.flatnonzero(parts.load_index()["kind"] == BAD).tolist()) if plan.bad else []
+    book, committed = Book(plan.rows, bad), Committed()
+
+    def replay(event: AnyEvent) -> None:
+        book.apply(event, 0.0)
+        committed.note(event)
+
+    writer = CommitWriter(parts.commits, epoch, replay)
+    found = scan(parts, {name: committed.gaps(name) for name in journals(parts)})
+    return _Loaded(plan, book, writer, committed, found)
+
+
+class Batches:
+    """folder: the deployment's (open batches are remembered there for the next broker); epoch: the broker's."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self._register, self._epoch = folder / "batches.json", epoch
+        self._leases = Leases(epoch)
+        self._batches: dict[str, _Batch] = {}
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batches")
+        self._grants: list[LeaseGrant] = []
+        self._revokes: list[tuple[str, LeaseRevoke]] = []
+        try:
+            before = msgspec.json.decode(self._register.read_bytes(), type=dict[str, str])
+        except (FileNotFoundError, msgspec.MsgspecError):
+            before = {}
+        for batch, path in before.items():
+            self._open(batch, path)
+
+    # --- clients ---
+
+    def handle_client(self, message: BatchOpen | BatchQuery | BatchCancel) -> BatchState | Refused:
+        entry = self._batches.get(message.batch)
+        if isinstance(message, BatchOpen):
+            if entry is None or entry.status.state in ("failed", "cancelled"):
+                if not Path(message.folder).is_absolute():
+                    return Refused(
+                        f"batch folder {message.folder!r} must be an absolute path that all nodes reach"
+                    )
+                entry = self._open(message.batch, message.folder)
+                self._remember()
+        elif entry is None:
+            return Refused(f"unknown batch {message.batch}: open it with `exahpc batch run`")
+        elif isinstance(message, BatchCancel) and entry.status.state in ("opening", "running"):
+            self._end(message.batch, entry, "cancelled")
+        return BatchState(self._status(message.batch, entry))
+
+    def status(self) -> list[BatchStatus]:
+        return [self._status(batch, entry) for batch, entry in self._batches.items()]
+
+    def _status(self, batch: str, entry: _Batch) -> BatchStatus:
+        book = self._leases.book(batch)
+        if book is None:
+            return entry.status
+        return msgspec.structs.replace(
+            entry.status, total=book.rows, ok=book.ok, failed=book.failed, leased=book.leased
+        )
+
+    # --- agents ---
+
+    def want(self, agent: str, rows: int, epoch: int, now: float) -> list[LeaseGrant]:
+        self._perform(self._leases.want(agent, rows, now), now)
+        grants, self._grants = self._grants, []
+        return [msgspec.structs.replace(grant, epoch=epoch) for grant in grants]
+
+    def progress(self, agent: str, message: LeaseProgress, now: float) -> list[LeaseRevoke]:
+        """Revokes to send to this agent."""
+        self._perform(self._leases.progress(agent, message, now), now)
+        return self._for(agent)
+
+    def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
+        """An agent (re)connected with these leases in hand. Revokes to send to it."""
+        if any(entry.status.state == "opening" for entry in self._batches.values()):
+            return []  # whose leases they are is not known yet: progress or the grace period will tell
+        self._perform(self._leases.hello(agent, leases, now), now)
+        return self._for(agent)
+
+    def agent_lost(self, agent: str, now: float) -> None:
+        self._perform(self._leases.agent_lost(agent, now), now)
+
+    def tick(self, now: float) -> list[tuple[str, LeaseRevoke]]:
+        """Call several times a second. Takes in what threads finished and starts what is due; (agent, message)
+        pairs to send."""
+        for batch, entry in list(self._batches.items()):
+            try:
+                self._collect(batch, entry, now)
+            except (BatchError, OSError) as error:
+                log.error("batch %s: %s", batch, error)
+                self._end(batch, entry, "failed", str(error))
+        self._perform(self._leases.tick(now), now)
+        for entry in self._batches.values():
+            if entry.events and entry.flushing is None and entry.loaded is not None:
+                events, entry.events = entry.events, []
+                entry.flushing = self._pool.submit(entry.loaded.writer.append, events)
+        revokes, self._revokes = self._revokes, []
+        return revokes
+
+    def close(self) -> None:
+        """Stop the threads; what was not committed yet is found in the journals by the next broker."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- inside ---
+
+    def _for(self, agent: str) -> list[LeaseRevoke]:
+        own = [message for to, message in self._revokes if to == agent]
+        self._revokes = [(to, message) for to, message in self._revokes if to != agent]
+        return own
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case Log(batch, event):
+                    entry = self._batches[batch]
+                    entry.events.append(event)
+                    if entry.loaded is not None:
+                        entry.loaded.committed.note(event)
+                case Grant(_, batch, lease, first, last):
+                    folder = str(self._batches[batch].parts.path)
+                    self._grants.append(LeaseGrant(self._epoch, lease, batch, folder, first, last))
+                case Revoke(agent, lease, soft):
+                    self._revokes.append((agent, LeaseRevoke(self._epoch, lease, soft)))
+                case Salvage(agent, batch):
+                    self._salvage(agent, self._batches[batch])
+                case _:
+                    assert_never(action)
+
+    def _salvage(self, agent: str, entry: _Batch) -> None:
+        assert entry.loaded is not None
+        parts, committed = entry.parts, entry.loaded.committed
+        if any(busy == agent for busy, _ in entry.salvages):
+            entry.again.add(agent)
+            return
+        known = {name: committed.gaps(name) for name in committed.bytes}
+
+        def look() -> list[Found]:
+            names = journals(parts, journal_prefix(agent))
+            return scan(parts, {name: known.get(name, committed.gaps("")) for name in names})
+
+        entry.salvages.append((agent, self._pool.submit(look)))
+
+    def _collect(self, batch: str, entry: _Batch, now: float) -> None:
+        """Take in what threads finished. Raises what they raised."""
+        if entry.loading is not None and entry.loading.done():
+            loading, entry.loading = entry.loading, None
+            entry.loaded = loaded = loading.result()
+            entry.status = msgspec.structs.replace(entry.status, state="running", total=loaded.plan.rows)
+            self._leases.open(batch, loaded.book, loaded.writer.number, now)
+            self._perform(self._leases.salvaged("", batch, loaded.found, now), now)
+            loaded.found = []
+        if entry.flushing is not None and entry.flushing.done():
+            flushing, entry.flushing = entry.flushing, None
+            flushing.result()
+        for agent, future in [(a, f) for a, f in entry.salvages if f.done()]:
+            entry.salvages.remove((agent, future))
+            if agent in entry.again:  # asked again meanwhile: only a newer look may end its leases
+                entry.again.discard(agent)
+                self._salvage(agent, entry)
+                continue
+            self._perform(self._leases.salvaged(agent, batch, future.result(), now), now)
+        book = self._leases.book(batch)
+        if book is not None and book.done and not entry.events and entry.flushing is None:
+            self._end(batch, entry, "finished")
+
+    def _open(self, batch: str, folder: str) -> _Batch:
+        parts = Parts(Path(folder))
+        entry = _Batch(parts, BatchStatus(batch, folder, 0, 0, 0, 0, "opening"))
+        entry.loading = self._pool.submit(_load, parts, batch, self._epoch)
+        self._batches[batch] = entry
+        return entry
+
+    def _end(self, batch: str, entry: _Batch, state: str, note: str = "") -> None:
+        entry.status = msgspec.structs.replace(self._status(batch, entry), state=state, note=note, leased=0)
+        if self._leases.book(batch) is not None:
+            self._perform(self._leases.close(batch), 0.0)
+        if entry.loading is not None:
+            entry.loading.add_done_callback(_close_late)
+        if entry.loaded is not None:
+            writer, events = entry.loaded.writer, entry.events
+            self._pool.submit(_finish, writer, events if state == "cancelled" else [], entry.flushing)
+        entry.loading = entry.loaded = entry.flushing = None
+        entry.events, entry.salvages = [], []
+        self._remember()
+        ended = [b for b, e in self._batches.items() if e.status.state not in ("opening", "running")]
+        for old in ended[:-_KEPT]:
+            del self._batches[old]
+
+    def _remember(self) -> None:
+        live = {b: str(e.parts.path) for b, e in self._batches.items() if e.status.state in ("opening", "running")}
+        write_atomic(self._register, msgspec.json.encode(live), durable=True)
+
+
+def _close_late(loading: Future[_Loaded]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().writer.close()
+
+
+def _finish(writer: CommitWriter, events: list[AnyEvent], before: Future[None] | None) -> None:
+    """Last writes of a batch that ended, after those under way."""
+    try:
+        if before is not None:
+            before.result()
+        if events:
+            writer.append(events)
+    except (BatchError, OSError) as error:
+        log.warning("last commits were not written (%s): the rows are found in the journals", error)
+    finally:
+        writer.close()
