@@ -114,7 +114,10 @@ class Fleet:
         agent.absorb(message.replicas)
         self._enter(agent, "alive", now)
         self._listen(agent, now)
-        actions += [Tell(peer, Welcome(self.epoch, self._beat)), Up(key, tuple(message.leases), fresh)]
+        actions += [
+            Tell(peer, Welcome(self.epoch, self._beat)),
+            Up(agent.view(), peer, tuple(message.leases), fresh),
+        ]
         self._route(agent)
         actions.append(Changed(agent.view(), agent.route))
         if self._drain is not None:
@@ -148,7 +151,7 @@ class Fleet:
             self._enter(agent, "alive", now)
             agent.reason = ""
             self._route(agent)
-            return [Up(agent.key, (), False), Changed(agent.view(), agent.route)]
+            return [Up(agent.view(), peer, (), False), Changed(agent.view(), agent.route)]
         return self._route(agent) if changed else []
 
     def gone(self, peer: bytes, message: AgentGone, now: float) -> list[FleetAction]:
@@ -221,6 +224,11 @@ class Fleet:
         return agent.peer if agent is not None and agent.phase == "alive" else None
 
     @property
+    def dirty(self) -> bool:
+        """A table may have to be pushed."""
+        return self._dirty
+
+    @property
     def alive(self) -> int:
         return len(self._heard)
 
@@ -229,8 +237,8 @@ class Fleet:
         return len(self._expected)
 
     @property
-    def size(self) -> int:
-        return len(self._agents)
+    def unheard(self) -> int:
+        return sum(self._agents[key].phase == "unheard" for key in self._absent)
 
     def absent(self) -> Iterator[AgentView]:
         """Agents that are not alive; costs nothing when all are."""

@@ -43,7 +43,8 @@ class Tell:
 class Up:
     """An agent said hello (or is heard again). leases: what it says it works on; fresh: a new incarnation."""
 
-    key: str
+    view: AgentView
+    peer: bytes
     leases: tuple[int, ...]
     fresh: bool
 

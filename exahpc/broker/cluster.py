@@ -1,0 +1,110 @@
+"""The broker's hand on Slurm: one thread, one question or deed at a time; the loop never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, assert_never
+
+import msgspec
+
+from exahpc.broker.recovery import Act
+from exahpc.deployment.spec import Deployment
+from exahpc.slurm import scripts
+from exahpc.slurm.api import JobRecord, SlurmClient, Submission
+from exahpc.slurm.jobbook import JobBook
+from exahpc.slurm.submission import pool_submission
+from exahpc.wire.folder import Folder
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """All methods raise SlurmError when Slurm refuses or cannot be asked."""
+
+    def __init__(self, deployment: Deployment, folder: Folder, connect: Callable[[], SlurmClient]) -> None:
+        """connect: chooses a client; called on the thread at first use, since looking for one takes a while."""
+        self._deployment, self._folder, self._connect = deployment, folder, connect
+        self._client: SlurmClient | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slurm")
+
+    async def _run(self, work: Callable[[SlurmClient], T]) -> T:
+        def call() -> T:
+            if self._client is None:
+                self._client = self._connect()
+            return work(self._client)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def query(self) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+        """(arrays of each pool by the job book, records by id)."""
+
+        def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+            pools = JobBook.load(self._folder.path).pools
+            ids = [job for jobs in pools.values() for job in jobs]
+            return pools, {record.id: record for record in client.jobs(ids)} if ids else {}
+
+        return await self._run(work)
+
+    async def perform(self, act: Act) -> str:
+        """Do it; returns the id under which the task lives afterwards."""
+
+        def work(client: SlurmClient) -> str:
+            match act.kind:
+                case "requeue":
+                    client.requeue(act.job, exclude=",".join(act.exclude) or None)
+                    return act.job
+                case "cancel":
+                    client.cancel(act.job)
+                    return act.job
+                case "resubmit":
+                    return self._resubmit(client, act)
+                case _:
+                    assert_never(act.kind)
+
+        return await self._run(work)
+
+    def _resubmit(self, client: SlurmClient, act: Act) -> str:
+        name, _, task = act.key.rpartition("/")
+        deployment = self._deployment
+        submission = pool_submission(
+            deployment,
+            deployment.pool_named(name),
+            self._folder.path,
+            deployment.launcher.python or "python3",
+            scripts.directory(),
+            array=task,
+        )
+        array = client.submit(avoiding(submission, act.exclude))
+        self._note(name, array)
+        return f"{array}_{task}"
+
+    def _note(self, pool: str, array: str) -> None:
+        """`down` cancels what stands in the job book."""
+        book = JobBook.load(self._folder.path)
+        known = book.pools.get(pool, [])
+        if array not in known:
+            pools: Mapping[str, list[str]] = {**book.pools, pool: [*known, array]}
+            JobBook(book.head, dict(pools)).save(self._folder.path)
+
+    async def adopt(self, pool: str, array: str) -> None:
+        """An agent runs in an array that nobody noted: its submitter died in between."""
+        await self._run(lambda client: self._note(pool, array))
+
+    async def cancel_pools(self) -> None:
+        """Cancel every array of every pool, pending tasks included."""
+
+        def work(client: SlurmClient) -> None:
+            for jobs in JobBook.load(self._folder.path).pools.values():
+                for job in jobs:
+                    client.cancel(job)
+
+        await self._run(work)
+
+
+def avoiding(submission: Submission, nodes: tuple[str, ...]) -> Submission:
+    """The same submission, kept off these nodes."""
+    if not nodes:
+        return submission
+    return msgspec.structs.replace(submission, flags=(*submission.flags, f"--exclude={','.join(nodes)}"))

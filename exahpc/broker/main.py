@@ -1,0 +1,300 @@
+"""The broker's loop: messages and clock ticks into the pure cores, their actions out to links, journal and Slurm.
+
+Control only: no request, token or batch row passes here. When it dies, entries and agents go on with the last
+table; see `docs/explanation/broker.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, assert_never
+
+from exahpc.broker import status
+from exahpc.broker.batches import Batches
+from exahpc.broker.clock import Clock
+from exahpc.broker.cluster import Cluster
+from exahpc.broker.entries import Entries
+from exahpc.broker.fleet import Fleet
+from exahpc.broker.journal import Journal, replay
+from exahpc.broker.memory import Agent, Memory, Started
+from exahpc.broker.rebuilder import Rebuilder
+from exahpc.broker.recovery import Recovery
+from exahpc.broker.values import Changed, Down, FleetAction, Ignored, Superseded, Tell, Up
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import SlurmError
+from exahpc.wire import link
+from exahpc.wire import messages as m
+from exahpc.wire.folder import Folder, HeadRecord
+
+TABLE_PACE = 0.1  # seconds between two tables, so that 3,072 replicas coming up are not 3,072 tables
+TABLE_DELAY = 0.02  # changes that arrive together travel together
+HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
+COMING_SECONDS = 5.0  # wait of a drain for agents that have not said hello yet
+DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
+
+EXIT_OVER = 0  # drained, or another broker has taken over: the supervisor ends the head
+EXIT_REQUEUE = 75  # walltime: the supervisor hands the head's job back to Slurm
+_log = logging.getLogger("exahpc.broker")
+
+
+class Broker:
+    """One epoch of control. `run` returns the process's exit code."""
+
+    def __init__(self, folder: Folder, deployment: Deployment, host: str, cluster: Cluster | None) -> None:
+        """host: the address to listen on; cluster: None with the local launcher."""
+        self._folder, self._deployment, self._host = folder, deployment, host
+        self._cluster = cluster
+        self._now = Clock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._entries = Entries()
+        self._draining = False
+        self._table_timer: asyncio.TimerHandle | None = None
+        self._next_table = 0.0
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Raises LinkError or OSError when it cannot start."""
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[int] = loop.create_future()
+        for number, code in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 128 + signal.SIGINT)):
+            loop.add_signal_handler(number, self._stop, code, f"signal {number.name}")
+        loop.add_signal_handler(signal.SIGUSR1, self._stop, EXIT_REQUEUE, "the walltime is near")
+        link.require_descriptors(1024 + 4 * sum(pool.tasks for pool in self._deployment.pool))
+        now = self._now()
+        before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
+        epoch = self._folder.claim_epoch()
+        journals = self._folder.path / "journal"
+        memory = replay(journals) if before is not None else Memory()
+        started = Started(at=now, epoch=epoch, host=socket.gethostname())
+        self._journal = Journal(journals, epoch, memory.records(now), started)
+        self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
+        self._fleet.table()
+        self._batches = Batches(self._folder.path, epoch)
+        self._rebuilder: Rebuilder | None = None
+        if self._cluster is not None:
+            recovery = Recovery(self._deployment, memory, now)
+            self._rebuilder = Rebuilder(
+                self._cluster, recovery, self._fleet, self._journal, self._now, self._spawn
+            )
+        self._hold_until = now
+        if before is not None and not memory.agents:
+            self._hold_until = now + HOLD_SECONDS
+            loop.call_later(HOLD_SECONDS, self._publish, True)
+        context = link.context()
+        port = int(before.address.rpartition(":")[2]) if before and before.host == started.host else 0
+        self._server = link.Server(
+            context,
+            self._folder.fleet_key(),
+            self._host,
+            m.ToBroker,
+            self._on_message,
+            on_garbage=lambda peer, why: _log.warning("a message that is none was dropped: %s", why),
+            port=port,
+        )
+        head = HeadRecord(epoch, self._server.address, started.host, os.getpid())
+        self._folder.publish_head(head)
+        _log.info("epoch %d at %s; %d agents expected", epoch, head.address, self._fleet.expected)
+        self._spawn(self._tick())
+        self._spawn(self._watch_successor())
+        if self._rebuilder is not None:
+            self._spawn(self._rebuilder.watch())
+        try:
+            return await self._end
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._server.close()
+            self._batches.close()
+            self._journal.close()
+            context.destroy(linger=0)
+
+    def _stop(self, code: int, why: str) -> None:
+        if not self._end.done():
+            _log.info("ending with code %d: %s", code, why)
+            self._end.set_result(code)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a task of the broker failed", exc_info=task.exception())
+            self._stop(1, "a defect; the supervisor restarts the broker")
+
+    # --- messages --------------------------------------------------------------------------------------------
+
+    def _on_message(self, peer: bytes, message: Any) -> None:
+        try:
+            self._handle(peer, message)
+        except Exception:  # one peer's message must not stop the others'
+            _log.exception("%s could not be handled", type(message).__name__)
+
+    def _handle(self, peer: bytes, message: m.ToBroker) -> None:
+        now = self._now()
+        match message:
+            case m.AgentHello():
+                self._act(self._fleet.hello(peer, message, now))
+            case m.AgentBeat():
+                self._act(self._fleet.beat(peer, message, now))
+            case m.AgentGone():
+                self._act(self._fleet.gone(peer, message, now))
+            case m.LeaseWanted():
+                key = self._fleet.key_of(peer)
+                if key is not None and not self._draining:
+                    self._send_all(peer, self._batches.want(key, message.rows, self._fleet.epoch, now))
+            case m.LeaseProgress():
+                key = self._fleet.key_of(peer)
+                if key is not None:
+                    self._send_all(peer, self._batches.progress(key, message, now))
+            case m.EntryHello():
+                self._entries.hello(peer, message, now)
+                self._server.send(peer, m.Welcome(self._fleet.epoch, self._deployment.recovery.beat_seconds))
+                if now >= self._hold_until:
+                    self._server.send(peer, self._fleet.current())
+            case m.EntryBeat():
+                self._entries.beat(peer, message, now)
+            case m.StatusQuery():
+                self._server.send(peer, self._status(now))
+            case m.BatchOpen() | m.BatchQuery() | m.BatchCancel():
+                self._server.send(peer, self._batches.handle_client(message))
+            case m.DrainAll():
+                self._server.send(peer, m.Accepted())
+                self._drain(message.seconds, now)
+            case _:
+                assert_never(message)
+
+    def _send_all(self, peer: bytes, messages: Iterable[m.Message]) -> None:
+        for message in messages:
+            self._server.send(peer, message)
+
+    def _act(self, actions: Iterable[FleetAction]) -> None:
+        now = self._now()
+        for action in actions:
+            match action:
+                case Tell():
+                    self._server.send(action.peer, action.message)
+                case Up():
+                    view = action.view
+                    _log.info("agent %s of incarnation %d is up on %s", view.key, view.incarnation, view.node)
+                    if self._rebuilder is not None:
+                        self._rebuilder.up(view)
+                    revoked = self._batches.hello(view.key, list(action.leases), now)
+                    self._send_all(action.peer, revoked)
+                case Down():
+                    _log.warning("agent %s is away: %s", action.key, action.why)
+                    self._batches.agent_lost(action.key, now)
+                case Changed():
+                    self._journal.append(Agent.of(action.view, action.route, now))
+                case Ignored():
+                    _log.warning("%s", action.why)
+                case Superseded():
+                    self._stop(EXIT_OVER, f"{action.why}, this is epoch {self._fleet.epoch}")
+                case _:
+                    assert_never(action)
+        self._table_soon()
+
+    # --- the table -------------------------------------------------------------------------------------------
+
+    def _table_soon(self) -> None:
+        if self._fleet.dirty and self._table_timer is None:
+            now = self._now()
+            delay = max(TABLE_DELAY, self._next_table - now, self._hold_until - now)
+            self._table_timer = asyncio.get_running_loop().call_later(delay, self._publish)
+
+    def _publish(self, anyhow: bool = False) -> None:
+        self._table_timer = None
+        self._next_table = self._now() + TABLE_PACE
+        table = self._fleet.table() or (self._fleet.current() if anyhow else None)
+        if table is None:
+            return
+        for peer in self._entries.peers():
+            if not self._server.send(peer, table):
+                self._entries.gone(peer)
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            for _ in range(5):
+                await asyncio.sleep(0.2)
+                for key, revoke in self._batches.tick(self._now()):
+                    peer = self._fleet.peer_of(key)
+                    if peer is not None:
+                        self._server.send(peer, revoke)
+            now = self._now()
+            self._act(self._fleet.tick(now))
+            self._entries.tick(now)
+
+    async def _watch_successor(self) -> None:
+        """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
+        while True:
+            await asyncio.sleep(2.0)
+            head = await asyncio.to_thread(self._folder.head)
+            if head is not None and head.epoch > self._fleet.epoch:
+                self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
+
+    # --- status and the end ----------------------------------------------------------------------------------
+
+    def _status(self, now: float) -> m.StatusReply:
+        notes: list[str] = []
+        if self._draining:
+            notes.append("the deployment is draining")
+        if self._fleet.expected:
+            notes.append(f"the broker was restarted: {self._fleet.expected} agents are not heard yet")
+        if self._rebuilder is not None:
+            notes += self._rebuilder.notes(now)
+        return status.reply(
+            self._deployment,
+            self._fleet,
+            self._rebuilder.recovery if self._rebuilder else None,
+            self._entries.rows(),
+            self._batches.status(),
+            notes,
+            now,
+        )
+
+    def _drain(self, seconds: float, now: float) -> None:
+        first = not self._draining
+        self._draining = True
+        if self._rebuilder is not None:
+            self._rebuilder.draining = True
+        self._act(self._fleet.drain(seconds, "the deployment is taken down", now))
+        if first:
+            self._spawn(self._end_fleet(now + seconds + DRAIN_SLACK))
+
+    async def _end_fleet(self, until: float) -> None:
+        """Wait for the agents' good-byes, cancel what is left in Slurm, and end the head."""
+        started = self._now()
+        while self._now() < until:
+            # without Slurm nobody but us tells an agent that is just coming up
+            coming = self._cluster is None and self._fleet.unheard and self._now() < started + COMING_SECONDS
+            if not (self._fleet.alive or self._fleet.expected or coming):
+                break
+            await asyncio.sleep(0.1)
+        if self._cluster is not None:
+            await asyncio.sleep(2.0)  # agents that said good-bye end their jobs by themselves
+            try:
+                await self._cluster.cancel_pools()
+            except SlurmError as error:
+                _log.error("the pools' jobs could not be cancelled, `exahpc down` tries again: %s", error)
+        (self._folder.path / "head.json").unlink(missing_ok=True)
+        self._stop(EXIT_OVER, "the deployment is drained")
+
+
+def run(make: Callable[[], Broker]) -> int:
+    """Run one broker to its end on uvloop; returns its exit code."""
+    import uvloop
+
+    async def main() -> int:
+        return await make().run()
+
+    return int(uvloop.run(main()))
