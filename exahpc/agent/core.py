@@ -60,17 +60,17 @@ class _Ending:
 class AgentCore:
     """State of one agent. Times are monotonic seconds.
 
-    requeue_allowed: Slurm may run this task again (the pool's `requeue`); otherwise the exit code is 0 and the
-    broker, told by AgentGone, submits anew.
+    hand_back_code: exit code that gives this task another life: 75 where Slurm may requeue it, 0 where the broker
+    (told by AgentGone) submits anew, 1 where only the supervisor can start it again.
     """
 
     def __init__(
-        self, slots: Iterable[int], recovery: Recovery, *, requeue_allowed: bool = True, epoch: int = 0
+        self, slots: Iterable[int], recovery: Recovery, *, hand_back_code: int = EXIT_REQUEUE, epoch: int = 0
     ) -> None:
         self.slots = {number: Slot(number) for number in slots}
         self.epoch = epoch
         self._recovery = recovery
-        self._requeue_allowed = requeue_allowed
+        self._hand_back_code = hand_back_code
         self._ending: _Ending | None = None
         self._finished = False
 
@@ -98,7 +98,7 @@ class AgentCore:
                 return self._born(event, now)
             case Hello() | CanaryEnded() | LinkLost() | Ended() | Moved() | Beat():
                 slot = self.slots[event.slot]
-                if event.incarnation != slot.incarnation or not slot.living:
+                if event.incarnation != slot.incarnation or not slot.known:
                     return []  # the last words of an older step
                 return self._lives(slot, event, now)
         assert_never(event)
@@ -110,14 +110,16 @@ class AgentCore:
         match event:
             case Adopted():
                 slot.step("adopt", now)
-                slot.incarnation, slot.due = event.incarnation, None
+                slot.incarnation, slot.known, slot.due = event.incarnation, True, None
                 wait = self._recovery.stall_seconds if event.was_ready else self._recovery.ready_seconds
                 slot.deadline = now + wait
                 slot.story = "adopted from an earlier agent"
+                if self._ending is not None:
+                    return self._end(slot, self._ending.reason, now)
                 return [Tell(slot.number)]
             case Launched():
                 slot.step("launched", now)
-                slot.incarnation = event.incarnation
+                slot.incarnation, slot.known = event.incarnation, True
                 if slot.phase == "draining":
                     return self._kill(slot, slot.story, now)
                 return [Tell(slot.number)]
@@ -289,7 +291,7 @@ class AgentCore:
             if slot.stalled(now, self._recovery.stall_seconds):
                 return self._end(slot, "stalled while draining", now)
             return []
-        if slot.deadline is None or now <= slot.deadline:
+        if not slot.known or slot.deadline is None or now <= slot.deadline:
             return []
         if not slot.killed:
             return self._kill(slot, "did not stop in time", now)
@@ -329,7 +331,7 @@ class AgentCore:
         if any(slot.living for slot in self.slots.values()) and now < last:
             return []
         self._finished = True
-        code = EXIT_REQUEUE if ending.requeue and self._requeue_allowed else 0
+        code = self._hand_back_code if ending.requeue else 0
         return [Finish(code, ending.reason, ending.requeue)]
 
     def _order(self, event: Order, now: float) -> list[Action]:

@@ -49,7 +49,8 @@ class Slot:
     number: int
     phase: ReplicaPhase = "down"
     incarnation: int = 0
-    """Of the living step, or of the last one."""
+    """Of the living step when `known`, else of the last one."""
+    known: bool = False
     serving: bool = False
     """The relay may hold sequences of this replica."""
     due: float | None = 0.0
@@ -124,7 +125,7 @@ class Slot:
 
     def reset(self) -> None:
         """Forget what belonged to the last step."""
-        self.serving = self.killed = self.probing = self.busy = False
+        self.known = self.serving = self.killed = self.probing = self.busy = False
         self.deadline = self.unlinked = None
         self.running = self.waiting = self.kv_free = self.steps = 0
         self.rate = 0.0

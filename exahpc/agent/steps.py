@@ -191,9 +191,11 @@ class Step:
 
 
 def adoptable(runtime: Path, pool: str, slots: Sequence[int], deployment: str, folder: Path) -> list[Step]:
-    """Living steps of these slots that serve this deployment. Everything else of these slots is cleared away: files
-    of dead steps, steps of an earlier deployment file, steps whose agent died before it could record them. Blocks
-    until what had to die is dead (for some seconds at most)."""
+    """Living steps of these slots that serve this deployment.
+
+    Everything else of these slots is cleared away: files of dead steps, steps of an earlier deployment file, steps
+    whose agent died before it could record them. Blocks until what had to die is dead (some seconds at most).
+    """
     found: list[Step] = []
     for slot in slots:
         record = _read(record_path(runtime, pool, slot))
@@ -234,8 +236,8 @@ def _clear(pids: Sequence[int], socket: str) -> None:
 
 
 def _kill_hard(pids: Sequence[int]) -> None:
-    """KILL these processes, and cancel the Slurm steps they run in: srun's ranks on other nodes are out of reach of
-    a signal, and outlive an srun that was killed."""
+    """KILL these processes, and cancel the Slurm steps they run in: ranks on other nodes are out of reach of a
+    signal, and outlive an srun that was killed."""
     steps = processes.slurm_steps(pids)
     processes.kill(pids, signal.SIGKILL)
     if steps and shutil.which("scancel"):

@@ -1,0 +1,101 @@
+"""`python -m exahpc.agent`: the agent of one array task. `slurm/replica.sbatch` starts it and keeps it alive."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from exahpc.agent.core import EXIT_REQUEUE, AgentCore
+from exahpc.agent.leases import LeaseWorker
+from exahpc.agent.main import Agent
+from exahpc.agent.relay import Relay
+from exahpc.agent.starter import Starter
+from exahpc.agent.tokenizer import Tokenizer
+from exahpc.deployment.parse import load
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.errors import DeploymentError, ExahpcError
+from exahpc.slurm import choose, has_requeue_exit, here
+from exahpc.wire.folder import Folder
+from exahpc.wire.link import require_descriptors
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTORS = 4096  # an entry is a connection, and each replica takes some
+
+
+@click.command()
+@click.option("--folder", type=click.Path(exists=True, path_type=Path), required=True, help="Deployment's folder.")
+@click.option("--pool", required=True)
+@click.option("--task", type=int, required=True, help="Index of the array task.")
+def main(folder: Path, pool: str, task: int) -> None:
+    """Keep the replicas of one array task serving. Ends with 0, or with 75 to hand the task back to Slurm."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    try:
+        code = run(Folder(folder), pool, task)
+    except ExahpcError as error:
+        log.error("%s", error)
+        sys.exit(error.exit_code)
+    sys.exit(code)
+
+
+def run(folder: Folder, pool_name: str, task: int) -> int:
+    require_descriptors(_DESCRIPTORS)
+    deployment = load(folder.toml, str(folder.path / "deployment.toml"))
+    pool = _pool(deployment, pool_name, task)
+    head = folder.head()
+    agent = Agent(
+        folder,
+        deployment,
+        pool,
+        task,
+        incarnation=folder.claim_incarnation(pool.name, f"t{task}"),
+        core=AgentCore(
+            pool.slots_of_task(task),
+            deployment.recovery,
+            hand_back_code=_hand_back_code(deployment, pool),
+            epoch=head.epoch if head is not None else 0,
+        ),
+        relay=Relay(deployment, Tokenizer.load(deployment)),
+        worker=LeaseWorker(f"{pool.name}-{task}"),
+        starter=Starter(folder, deployment, pool, task),
+    )
+    code = uvloop.run(agent.run())
+    if code == EXIT_REQUEUE:
+        _requeue()
+    return code
+
+
+def _pool(deployment: Deployment, name: str, task: int) -> Pool:
+    for pool in deployment.pool:
+        if pool.name == name:
+            if 0 <= task < pool.tasks:
+                return pool
+            raise DeploymentError(f"--task {task}: pool {name!r} has tasks 0 to {pool.tasks - 1}")
+    known = ", ".join(pool.name for pool in deployment.pool)
+    raise DeploymentError(f"--pool {name!r} is none of this deployment's pools ({known})")
+
+
+def _hand_back_code(deployment: Deployment, pool: Pool) -> int:
+    if deployment.launcher.kind == "local":
+        return 1  # nobody but the supervisor can start this task again
+    return EXIT_REQUEUE if pool.requeue else 0
+
+
+def _requeue() -> None:
+    """Ask for it where exit code 75 does not do it. Best effort: the broker sees a task that stays away."""
+    task = here.task_id()
+    if task is None or has_requeue_exit(EXIT_REQUEUE):
+        return
+    try:
+        client, _ = choose()
+        client.requeue(task)
+    except ExahpcError as error:
+        log.error("cannot requeue %s: %s", task, error)
+
+
+if __name__ == "__main__":
+    main()

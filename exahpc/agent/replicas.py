@@ -1,0 +1,157 @@
+"""One living replica as the agent's loop sees it: its step, the link to its head rank, its canary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from exahpc.agent.ending import Verdict
+from exahpc.agent.events import Beat, CanaryEnded, Ended, Event, Hello, LinkLost, Moved
+from exahpc.agent.steps import Step
+from exahpc.wire import link
+from exahpc.wire.messages import (
+    Admit,
+    Adopt,
+    Message,
+    NoRoom,
+    ReplicaBeat,
+    ReplicaHello,
+    ReplicaToAgent,
+    StopReplica,
+    Tokens,
+)
+
+log = logging.getLogger(__name__)
+
+CANARY_SEQUENCE = 0  # the relay numbers its sequences from 1
+CANARY_PROMPT = [1, 2, 3]  # token ids that every vocabulary has
+CANARY_TOKENS = 4
+_LONGEST_WAIT = 0.25  # the socket is local: looking for it costs nothing
+
+
+class Replica:
+    """Turns what the step and its head rank do into events. `hello` is the last one heard."""
+
+    def __init__(
+        self,
+        ctx: zmq.Context[zmq.Socket[bytes]],
+        step: Step,
+        agent: str,
+        emit: Callable[[Event], None],
+        on_tokens: Callable[[int, Tokens], None],
+        on_no_room: Callable[[int, NoRoom], None],
+    ) -> None:
+        self.step = step
+        self.slot, self.incarnation = step.record.slot, step.record.incarnation
+        self.hello: ReplicaHello | None = None
+        self._agent, self._emit = agent, emit
+        self._on_tokens, self._on_no_room = on_tokens, on_no_room
+        self._canary: int | None = None  # tokens so far, while a canary runs
+        self._socket = Path(step.record.socket)
+        self._client = link.Client(
+            ctx,
+            None,
+            self._locate,
+            ReplicaToAgent,
+            self._heard,
+            on_up=self._greet,
+            on_lost=lambda: emit(LinkLost(self.slot, self.incarnation)),
+            longest_wait=_LONGEST_WAIT,
+        )
+        step.watch(self._ended)
+
+    def _locate(self) -> str | None:
+        return f"ipc://{self._socket}" if self._socket.exists() else None
+
+    def _greet(self) -> None:
+        """Each connection begins with nothing running: what an older one started is dropped by the replica."""
+        self._canary = None
+        self._client.send(Adopt(self._agent))
+
+    def _heard(self, message: ReplicaHello | Tokens | ReplicaBeat | NoRoom) -> None:
+        match message:
+            case Tokens():
+                if self._canary is not None:
+                    message = self._canary_heard(message)
+                if message.tokens or message.ended:
+                    self._emit(Moved(self.slot, self.incarnation, len(message.tokens)))
+                    self._on_tokens(self.slot, message)
+            case ReplicaBeat():
+                self._emit(
+                    Beat(
+                        self.slot,
+                        self.incarnation,
+                        message.running,
+                        message.waiting,
+                        message.kv_free,
+                        message.steps,
+                    )
+                )
+            case NoRoom():
+                if message.sequence == CANARY_SEQUENCE:
+                    self._canary_over(message.reason)
+                else:
+                    self._on_no_room(self.slot, message)
+            case ReplicaHello():
+                if (message.slot, message.incarnation) != (self.slot, self.incarnation):
+                    log.error("%s is not the replica that was started there: %s", self._socket, message)
+                    return
+                self.hello = message
+                self._emit(Hello(self.slot, self.incarnation))
+
+    def probe(self) -> None:
+        """Run the canary: a short greedy generation through all ranks. Ends in CanaryEnded, or in silence."""
+        self._canary = 0
+        self._client.send(
+            Admit(
+                sequence=CANARY_SEQUENCE,
+                ids=CANARY_PROMPT,
+                new=CANARY_TOKENS,
+                position=0,
+                temperature=0.0,
+                top_p=1.0,
+                seed=0,
+                stream=0,
+                stop_ids=[],
+            )
+        )
+
+    def _canary_heard(self, message: Tokens) -> Tokens:
+        """Take the canary's share out of a message."""
+        assert self._canary is not None
+        mine = [token for sequence, token in message.tokens if sequence == CANARY_SEQUENCE]
+        ends = [reason for sequence, reason in message.ended if sequence == CANARY_SEQUENCE]
+        self._canary += len(mine)
+        if ends:
+            good = ends[0] != "error" and self._canary == CANARY_TOKENS
+            self._canary_over(None if good else f"{self._canary} of {CANARY_TOKENS} tokens, then {ends[0]!r}")
+        if not mine and not ends:
+            return message
+        return Tokens(
+            [pair for pair in message.tokens if pair[0] != CANARY_SEQUENCE],
+            [pair for pair in message.ended if pair[0] != CANARY_SEQUENCE],
+        )
+
+    def _canary_over(self, problem: str | None) -> None:
+        self._canary = None
+        self._emit(CanaryEnded(self.slot, self.incarnation, problem))
+
+    def send(self, message: Message) -> bool:
+        return self._client.send(message)
+
+    def stop(self) -> None:
+        """Ask it to end in order; without a link nobody could hear, so it is killed."""
+        if not self._client.send(StopReplica()):
+            self.step.kill()
+
+    def _ended(self, verdict: Verdict) -> None:
+        self._client.close()
+        self._emit(Ended(self.slot, self.incarnation, verdict.story, verdict.own_exit))
+
+    def release(self) -> None:
+        """Let go; the step lives on."""
+        self._client.close()
+        self.step.release()

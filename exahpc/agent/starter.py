@@ -1,0 +1,86 @@
+"""Starts the step of a slot: the one place that knows both launchers. Its methods block; `main` calls them in
+threads."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from exahpc.agent import launch
+from exahpc.agent.steps import Step, adoptable, socket_path
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.errors import DeploymentError
+from exahpc.slurm.steps import replica_step
+from exahpc.wire.folder import Folder, runtime_directory
+
+
+class Starter:
+    """Steps of one task of `pool`."""
+
+    def __init__(self, folder: Folder, deployment: Deployment, pool: Pool, task: int) -> None:
+        self._folder, self._deployment, self._pool, self._task = folder, deployment, pool, task
+        self._digest = hashlib.sha256(folder.toml.encode()).hexdigest()[:16]
+
+    @property
+    def runtime(self) -> Path:
+        """Asked for anew each time: an agent beside us removes it when it leaves it empty."""
+        return runtime_directory(self._folder.path, socket.gethostname())
+
+    def adoptable(self, slots: Sequence[int]) -> list[Step]:
+        return adoptable(self.runtime, self._pool.name, slots, self._digest, self._folder.path)
+
+    def start(self, slot: int) -> Step:
+        """Claim an incarnation and start its step. Raises OSError and ExahpcError."""
+        pool = self._pool
+        incarnation = self._folder.claim_incarnation(pool.name, str(slot))
+        listen = socket_path(self.runtime, pool.name, slot, incarnation)
+        name = f"{pool.name}.{slot}.{incarnation}"
+        program = launch.replica_argv(sys.executable, self._folder.path, pool.name, slot, incarnation, listen)
+        return Step.start(
+            self._argv(name, program),
+            launch.environment(os.environ, pool),
+            pool=pool.name,
+            slot=slot,
+            incarnation=incarnation,
+            socket=listen,
+            log_file=self._folder.logs(f"{pool.name}-{self._task}", f"replica-{slot}.{incarnation}.log"),
+            deployment=self._digest,
+        )
+
+    def _argv(self, name: str, program: tuple[str, ...]) -> tuple[str, ...]:
+        launcher = self._deployment.launcher
+        if launcher.kind == "slurm":
+            return (*replica_step(self._deployment, self._pool, os.environ, name), *program)
+        ranks = self._pool.ranks_per_replica
+        return launch.mpirun_argv(launcher, _mpi(launcher.mpirun), ranks, program, root=os.geteuid() == 0)
+
+    def leave(self) -> None:
+        """Remove the runtime directory when nothing is left in it."""
+        try:
+            self.runtime.rmdir()
+        except OSError:
+            return  # an agent beside us still needs it
+
+
+@functools.cache
+def _mpi(mpirun: str) -> launch.Mpi:
+    try:
+        told = subprocess.run(
+            [mpirun, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DeploymentError(
+            f"launcher.mpirun = {mpirun!r} cannot be run ({error}): install Open MPI or MPICH, or name its mpirun"
+        ) from None
+    return launch.flavour(told.stdout + told.stderr, mpirun)
