@@ -9,14 +9,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --disable-pip-version-check --no-input
+PIP := $(PY) -m pip install --disable-pip-version-check --no-input --root-user-action=ignore
 EXAHPC := $(PY) -m exahpc.cli
 STAMPS := $(VENV)/stamps
 PYTEST := $(PY) -m pytest
 SOURCES := exahpc tests bench docs jobs requirements
-
-# pip tells much about what it already has; the bars of its downloads stay
-QUIET := 2>&1 | grep --line-buffered -v -E 'already satisfied|^WARNING: (Running pip as|Location)' || [ $${PIPESTATUS[0]} = 0 ]
 
 export HF_HUB_OFFLINE := 1
 export DS_ACCELERATOR ?= cpu
@@ -35,14 +32,14 @@ $(STAMPS)/venv: requirements/bootstrap.py
 
 $(STAMPS)/run: $(STAMPS)/venv requirements/build.txt requirements/base.txt requirements/engine.txt requirements/demo.txt pyproject.toml
 	@echo "== torch (the largest part), then the rest of the pinned packages"
-	$(PIP) "$$(grep '^torch==' requirements/engine.txt)" $(QUIET)
-	$(PIP) -r requirements/build.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/demo.txt $(QUIET)
-	$(PIP) --no-deps --no-build-isolation --editable . $(QUIET)
+	$(PIP) "$$(grep '^torch==' requirements/engine.txt)"
+	$(PIP) -r requirements/build.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/demo.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(STAMPS)/dev: $(STAMPS)/run requirements/dev.txt
 	@echo "== tools for development"
-	$(PIP) -r requirements/dev.txt $(QUIET)
+	$(PIP) -r requirements/dev.txt
 	touch $@
 
 $(STAMPS)/mpi: $(STAMPS)/venv

@@ -1,8 +1,8 @@
-"""`python3 requirements/bootstrap.py DIR`: a virtual environment with pip, also where Python came without ensurepip.
+"""`python3 requirements/bootstrap.py DIR`: a virtual environment with pip, wherever Python came without ensurepip.
 
 Debian's python3 has neither pip nor ensurepip. Tried in this order: the interpreter's own ensurepip; apt, as root;
-the package index that pip is configured for; the pip wheel inside Debian's package, unpacked without root. Standard
-library only. Ends with one line that says what to ask for when nothing works.
+the package index that pip is configured for; the pip wheel inside Debian's package, unpacked without root. The
+standard library only. Ends with one line that says what to ask for when nothing works.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from exahpc.deployment.grid import Ledger, ModelShape, ledger
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError
 from exahpc.wire.folder import Folder, write_atomic
+from exahpc.wire.tls import ensure_authority
 
 
 def read(file: Path, name: str | None = None) -> Deployment:
@@ -111,6 +112,7 @@ def check_programs(deployment: Deployment) -> None:
 def create(path: Path, deployment: Deployment) -> tuple[Folder, str | None]:
     """Make the folder with its secrets; returns it and the API key when a new one was made."""
     folder = Folder.create(path, render.toml(deployment))
+    ensure_authority(folder)
     keys = path / "secrets" / "api_keys"
     if keys.exists():
         return folder, None
