@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 
-from exahpc.broker.cluster import Cluster
 from exahpc.broker.main import EXIT_REQUEUE, Broker, run
 from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
@@ -37,6 +36,8 @@ def _connect() -> SlurmClient:
 def _broker(folder: Folder, deployment: Deployment) -> Broker:
     if deployment.launcher.kind == "local":
         return Broker(folder, deployment, host_address(deployment.launcher), None)
+    from exahpc.broker.cluster import Cluster
+
     return Broker(folder, deployment, host_address(deployment.launcher), Cluster(deployment, folder, _connect))
 
 

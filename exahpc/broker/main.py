@@ -12,12 +12,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from exahpc.broker import status
 from exahpc.broker.batches import Batches
 from exahpc.broker.clock import Clock
-from exahpc.broker.cluster import Cluster
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
@@ -30,6 +29,9 @@ from exahpc.errors import SlurmError
 from exahpc.wire import link
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, HeadRecord
+
+if TYPE_CHECKING:
+    from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
 TABLE_PACE = 0.1  # seconds between two tables, so that 3,072 replicas coming up are not 3,072 tables
 TABLE_DELAY = 0.02  # changes that arrive together travel together

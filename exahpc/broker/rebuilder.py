@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exahpc.broker.cluster import Cluster
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal
 from exahpc.broker.memory import Begun, Ended, Excluded, NoRequeue
 from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.values import AgentView
 from exahpc.errors import SlurmError
+
+if TYPE_CHECKING:
+    from exahpc.broker.cluster import Cluster
 
 _log = logging.getLogger(__name__)
 
