@@ -25,7 +25,7 @@ class Tokenizer:
     """Text to ids and back. template: None when the model has no chat template.
 
     eos_ids: tokens that end an answer; vocabulary: rows of the model's embedding, so ids are below it;
-    longest_token: bytes of the longest token, or None when token texts are not plain bytes.
+    longest_token: most bytes of text that one token stands for, or None when there is no bound.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Tokenizer:
         self._table = _ByteTable(backend, self._special) if _is_byte_level(backend) else None
         self.longest_token: int | None = None
         if self._table is not None and backend.normalizer is None:
-            self.longest_token = max((len(t.encode()) for t in backend.get_vocab(True)), default=1)
+            self.longest_token = _longest_token(backend)
 
     @staticmethod
     def load(folder: Path, *, fold_system: bool = False) -> Tokenizer:
@@ -112,6 +112,14 @@ def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
     return bool(found["type"] == "ByteLevel")
 
 
+def _longest_token(backend: tokenizers.Tokenizer) -> int | None:
+    added = backend.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):
+        return None  # such a token swallows any amount of white space
+    longest_added = max((len(token.content.encode()) for token in added), default=1)
+    return max(longest_added, *map(len, backend.get_vocab(False)))  # one character of a token is one byte
+
+
 class _ByteTable(dict[int, bytes]):
     """Bytes of each token, worked out when first met. Special and unknown tokens have none."""
 
@@ -171,7 +179,7 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
             return tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:  # the library's only kind
             raise DeploymentError(f"{path}: no tokenizer: {e}: mend the checkpoint") from e
-    try:  # older checkpoints hold a SentencePiece model or plain vocabulary files: only transformers converts these
+    try:  # older checkpoints hold a SentencePiece model or vocabulary files: only transformers converts these
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer

@@ -1,0 +1,41 @@
+"""What the relay asks its caller to do. Performed in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exahpc.wire.messages import Message
+
+
+class ToPeer(msgspec.Struct, frozen=True):
+    """Send to an entry."""
+
+    peer: bytes
+    message: Message
+
+
+class ToReplica(msgspec.Struct, frozen=True):
+    """Send to the head rank of the replica in `slot`."""
+
+    slot: int
+    message: Message
+
+
+class RowEnded(msgspec.Struct, frozen=True):
+    """A batch row has its answer: an HTTP status, and the whole JSON body (an error object unless 200)."""
+
+    key: str
+    status: int
+    body: bytes
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class RowLost(msgspec.Struct, frozen=True):
+    """A batch row was interrupted and has to run again. own_exit: its replica failed by itself under it."""
+
+    key: str
+    own_exit: bool
+
+
+Action = ToPeer | ToReplica | RowEnded | RowLost

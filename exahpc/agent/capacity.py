@@ -1,0 +1,97 @@
+"""What one replica runs and may still take. Pure bookkeeping; the relay decides.
+
+Room is sequences and KV tokens; a sequence reserves its whole possible length, as the replica's scheduler does,
+so an admitted sequence never waits there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from exahpc.agent.choice import Choice
+from exahpc.agent.job import Job
+from exahpc.wire.messages import ReplicaHello
+
+_HEADROOM = 8
+"""Batch rows leave one place in so many to online requests."""
+ONLINE_FIRST_SECONDS = 1.0
+"""After an online request was refused, no batch row starts for so long: what comes free is for its next try."""
+
+
+class Capacity:
+    """running: by sequence id; online, rows: choices that wait for a place; outstanding: tokens still to be
+    prefilled or generated, waiting ones included; refused: when an online request last found no room."""
+
+    def __init__(self, hello: ReplicaHello) -> None:
+        self.hello = hello
+        self.running: dict[int, Choice] = {}
+        self.online: deque[Choice] = deque()
+        self.rows: deque[Choice] = deque()
+        self.outstanding = 0
+        self.refused = float("-inf")
+        self._reserved = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a further online request would have to wait."""
+        return bool(self.online) or len(self.running) >= self.hello.sequences
+
+    def fits(self, need: int) -> bool:
+        """Room for a sequence of `need` tokens now."""
+        return len(self.running) < self.hello.sequences and self._reserved + need <= self.hello.tokens
+
+    def _fits_row(self, need: int, now: float) -> bool:
+        if now - self.refused < ONLINE_FIRST_SECONDS or not self.fits(need):
+            return False
+        if not self.running:
+            return True
+        kept = self.hello.tokens // _HEADROOM if self.hello.sequences >= _HEADROOM else 0
+        return len(self.running) < self._row_places and self._reserved + need <= self.hello.tokens - kept
+
+    @property
+    def _row_places(self) -> int:
+        return self.hello.sequences - self.hello.sequences // _HEADROOM
+
+    def free(self, now: float) -> int:
+        """Batch rows that could start now; 0 while anything waits."""
+        if self.online or self.rows or now - self.refused < ONLINE_FIRST_SECONDS:
+            return 0
+        return max(0, self._row_places - len(self.running))
+
+    def wait(self, choice: Choice) -> None:
+        """Queue a choice."""
+        (self.rows if choice.job.row else self.online).append(choice)
+        self.outstanding += choice.left
+
+    def next(self, now: float) -> Choice | None:
+        """Take the next waiting choice for which there is room: online first, in order, nobody overtakes."""
+        if self.online:
+            return self.online.popleft() if self.fits(self.online[0].need) else None
+        if self.rows and self._fits_row(self.rows[0].need, now):
+            return self.rows.popleft()
+        return None
+
+    def start(self, choice: Choice, sequence: int) -> None:
+        """Give a place to a choice that waited."""
+        choice.sequence = sequence
+        self.running[sequence] = choice
+        self._reserved += choice.need
+
+    def leave(self, choice: Choice) -> bool:
+        """Forget a choice that ran or waited. True when the replica runs it."""
+        self.outstanding -= choice.left
+        choice.left = 0
+        if choice.sequence in self.running:
+            del self.running[choice.sequence]
+            self._reserved -= choice.need
+            return True
+        queue = self.rows if choice.job.row else self.online
+        if choice in queue:
+            queue.remove(choice)
+        return False
+
+    def jobs(self) -> Iterator[Job]:
+        """Everything that depends on this replica."""
+        choices = [*self.running.values(), *self.online, *self.rows]
+        return iter(dict.fromkeys(choice.job for choice in choices))

@@ -1,0 +1,103 @@
+"""Requests in flight: an entry's or a batch row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exahpc.agent.choice import Choice
+from exahpc.agent.prepare import Prepared
+from exahpc.agent.tokenizer import Tokenizer
+from exahpc.openai.answers import DONE, EventFormat, answer
+from exahpc.openai.body import Kind
+from exahpc.openai.text import TextStream
+from exahpc.wire.messages import Resume
+
+
+class Job:
+    """One attempt of one request (peer: the entry), or one batch row (peer None).
+
+    begun: the client has a byte of the stream; seed: the body's, else the one that was drawn at admission;
+    open: choices that have not ended.
+    """
+
+    __slots__ = (
+        "attempt", "begun", "choices", "created", "events", "kind", "name", "open", "peer", "prepared",
+        "prompt_tokens", "request", "seed", "slot",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        peer: bytes | None,
+        name: str,
+        attempt: int,
+        slot: int,
+        kind: Kind,
+        prepared: Prepared,
+        seed: int,
+        created: int,
+        *,
+        stream: bool,
+        begun: bool,
+    ) -> None:
+        self.peer, self.name, self.attempt, self.slot = peer, name, attempt, slot
+        self.kind, self.prepared, self.created = kind, prepared, created
+        self.request = request = prepared.request
+        own = request.seed  # not negative below: the generator is counter-based
+        self.seed = (seed if own is None else own) % 2**63
+        self.events: EventFormat | None = None
+        if stream:
+            usage = request.include_usage
+            self.events = EventFormat(kind, name, created, request.model, include_usage=usage)
+        self.begun = begun
+        self.choices: list[Choice] = []
+        self.open = 0
+        self.prompt_tokens = sum(len(prompt.ids) for prompt in prepared.prompts)
+
+    def unfold(self, resume: Sequence[Resume], tokenizer: Tokenizer) -> list[Choice]:
+        """Make the choices, each where `resume` says that it stands; returns those that have not ended."""
+        earlier = {r.choice: r for r in resume}
+        waiting = []
+        for prompt in self.prepared.prompts:
+            for _ in range(self.request.n):
+                text = TextStream(tokenizer.decoder(prompt.ids), self.request.stop)
+                choice = Choice(self, len(self.choices), prompt.ids, prompt.new, text)
+                self.choices.append(choice)
+                known = earlier.get(choice.index)
+                reason = choice.replay(known) if known is not None else None
+                if reason is None:
+                    waiting.append(choice)
+                else:
+                    choice.end(reason)
+        self.open = len(waiting)
+        return waiting
+
+    @property
+    def row(self) -> bool:
+        return self.peer is None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens emitted by all choices; a token that only ended one is not counted."""
+        return sum(choice.count for choice in self.choices)
+
+    def opening(self) -> bytes:
+        """The role chunks of all choices, once, in front of the first bytes."""
+        if self.begun or self.events is None:
+            return b""
+        self.begun = True
+        return b"".join(self.events.role(choice.index) for choice in self.choices)
+
+    def ending(self) -> bytes:
+        """The last bytes: what no frame has carried yet and [DONE], or the whole body."""
+        if self.events is None:
+            name = self.name if not self.row else _ROW_PREFIX[self.kind] + self.name
+            made = [("".join(c.parts), c.reason or "stop") for c in self.choices]
+            tokens = self.prompt_tokens, self.completion_tokens
+            return answer(self.kind, name, self.created, self.request.model, made, *tokens)
+        parts = [self.opening(), *(choice.take_bytes() for choice in self.choices)]
+        if self.request.include_usage:
+            parts.append(self.events.usage(self.prompt_tokens, self.completion_tokens))
+        return b"".join([*parts, DONE])
+
+
+_ROW_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}

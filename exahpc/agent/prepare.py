@@ -1,0 +1,119 @@
+"""From a request body to prompts of token ids with their limits. Pure; every refusal is a RequestError."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exahpc.agent.tokenizer import Tokenizer
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import RequestError
+from exahpc.openai.body import Kind
+from exahpc.openai.request import Request, read_request
+from exahpc.wire.messages import ReplicaHello
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """ids: at least one token; new: most tokens to generate after them, at least one."""
+
+    ids: list[int]
+    new: int
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request that can run: `request.n` choices of each prompt, in this order."""
+
+    request: Request
+    prompts: list[Prompt]
+
+
+def prepare(
+    kind: Kind, body: bytes, created: int, hello: ReplicaHello, deployment: Deployment, tokenizer: Tokenizer
+) -> Prepared:
+    """Validate, apply the chat template, tokenize, and hold the lengths against what the replica can take.
+
+    created: Unix seconds, for templates that print the date.
+    """
+    context = min(deployment.model.context, hello.context)
+    request = read_request(kind, body, deployment.served_name, deployment.limits.requests)
+    if kind == "chat":
+        named = [("messages", _chat_ids(request, created, context, tokenizer))]
+    else:
+        several = len(request.prompts) > 1
+        named = [
+            (where, _prompt_ids(prompt, where, context, tokenizer))
+            for i, prompt in enumerate(request.prompts)
+            for where in [f"prompt[{i}]" if several else "prompt"]
+        ]
+    default = deployment.limits.max_tokens_default
+    prompts = [_fit(ids, where, request.max_tokens, default, context) for where, ids in named]
+    for prompt in prompts:
+        _check_memory(prompt, hello.tokens)
+    return Prepared(request, prompts)
+
+
+def _chat_ids(request: Request, created: int, context: int, tokenizer: Tokenizer) -> list[int]:
+    if tokenizer.template is None:
+        raise RequestError(
+            "messages: this model has no chat template: send the finished prompt to /v1/completions",
+            param="messages",
+        )
+    text = tokenizer.template.render(request.messages, created, request.template_options)
+    _refuse_hopeless(text, "messages", context, tokenizer)
+    return tokenizer.encode(text, special=False)
+
+
+def _prompt_ids(prompt: str | tuple[int, ...], where: str, context: int, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        _refuse_hopeless(prompt, where, context, tokenizer)
+        return tokenizer.encode(prompt, special=True)
+    if max(prompt) >= tokenizer.vocabulary:
+        raise RequestError(
+            f"{where}: token id {max(prompt)} is outside the vocabulary: give ids below {tokenizer.vocabulary}",
+            param=where,
+        )
+    return list(prompt)
+
+
+def _refuse_hopeless(text: str, where: str, context: int, tokenizer: Tokenizer) -> None:
+    """A text far beyond the context would hold up everyone while it is tokenized: a bound is enough."""
+    if tokenizer.longest_token is not None:
+        least = len(text.encode()) // tokenizer.longest_token
+        if least >= context:
+            raise _too_long(where, f"at least {least}", context)
+
+
+def _too_long(where: str, tokens: str, context: int) -> RequestError:
+    return RequestError(
+        f"{where}: {tokens} tokens leave no room for an answer in this model's context of {context} tokens: "
+        f"shorten it to at most {context - 1}",
+        param=where,
+        code="context_length_exceeded",
+    )
+
+
+def _fit(ids: list[int], where: str, wanted: int | None, default: int, context: int) -> Prompt:
+    """Explicit max_tokens that cannot be kept are refused, as OpenAI does; the default shrinks to what is left."""
+    if not ids:
+        raise RequestError(f"{where}: no tokens: give at least one to go on from", param=where)
+    left = context - len(ids)
+    if left < 1:
+        raise _too_long(where, str(len(ids)), context)
+    if wanted is not None and wanted > left:
+        raise RequestError(
+            f"max_tokens: {wanted} new tokens after {len(ids)} of the prompt exceed this model's context of "
+            f"{context} tokens: ask for at most {left}, or shorten the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return Prompt(ids, min(default, left) if wanted is None else wanted)
+
+
+def _check_memory(prompt: Prompt, tokens: int) -> None:
+    length = len(prompt.ids)
+    if length + prompt.new > tokens:
+        raise RequestError(
+            f"max_tokens: {length} tokens of the prompt and {prompt.new} new ones exceed the {tokens} that this "
+            "replica's KV cache holds: ask for fewer, or shorten the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,330 @@
+"""Between entries, batch rows and replicas: decides, and returns actions. Pure.
+
+A request is validated, templated and tokenized here, its choices become sequences of one replica, and their
+tokens become frames of response bytes. Each (request, attempt) has exactly one ending: Done, Failed or Busy; a
+cancelled one, and one whose entry is gone, has none. Each row has exactly one: RowEnded or RowLost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer, ToReplica
+from exahpc.agent.capacity import Capacity
+from exahpc.agent.choice import Choice
+from exahpc.agent.job import Job
+from exahpc.agent.prepare import Prepared, prepare
+from exahpc.agent.tokenizer import Tokenizer
+from exahpc.deployment.spec import Deployment
+from exahpc.errors import RequestError
+from exahpc.openai.answers import Finish
+from exahpc.openai.body import Kind
+from exahpc.openai.errors import error_body
+from exahpc.wire.messages import (
+    Abort,
+    Busy,
+    Done,
+    Failed,
+    Frame,
+    Frames,
+    NoRoom,
+    ReplicaHello,
+    Submit,
+    Tokens,
+)
+
+__all__ = ["Action", "Relay", "RowEnded", "RowLost", "ToPeer", "ToReplica"]
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 0.25
+"""Ids without text for the client (no stream, or held back) are told to the entry this often."""
+
+
+class Relay:
+    """All requests of one agent. `now` is any clock that does not go back, in seconds.
+
+    Sequence ids count from 1, so 0 is free for the caller's own use of a replica.
+    """
+
+    def __init__(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
+        self._deployment = deployment
+        self._tokenizer = tokenizer
+        self._slots: dict[int, Capacity] = {}
+        self._jobs: dict[bytes | None, dict[str, Job]] = {}
+        self._due: dict[Choice, None] = {}  # text for a client
+        self._quiet: dict[Choice, None] = {}  # ids for the entry only
+        self._quiet_at = float("-inf")
+        self._sequence = 0
+        self._now = float("-inf")
+        self._draining = False
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def submit(self, peer: bytes, message: Submit, now: float) -> list[Action]:
+        """An entry's request. A newer attempt of a running one replaces it."""
+        self._now = now
+        actions: list[Action] = []
+        old = self._jobs.get(peer, {}).get(message.request)
+        if old is not None:
+            if old.attempt >= message.attempt:
+                return []
+            actions += self._drop(old)
+        busy = ToPeer(peer, Busy(message.request, message.attempt))
+        capacity = self._slots.get(message.slot)
+        if self._draining or capacity is None or capacity.hello.incarnation != message.incarnation:
+            return [*actions, busy]
+        if capacity.full:
+            capacity.refused = now
+            return [*actions, busy]
+        found = self._prepare(message.kind, message.body, message.created, capacity)
+        if isinstance(found, RequestError):
+            failed = Failed(
+                message.request, message.attempt, found.status, found.message, found.type, found.param, found.code
+            )
+            return [*actions, ToPeer(peer, failed)]
+        job = Job(
+            peer,
+            message.request,
+            message.attempt,
+            message.slot,
+            message.kind,
+            found,
+            message.seed,
+            message.created,
+            stream=message.stream,
+            begun=not message.first,
+        )
+        waiting = job.unfold(message.resume, self._tokenizer)
+        if waiting and not capacity.fits(waiting[0].need):
+            capacity.refused = now
+            return [*actions, busy]
+        return [*actions, *self._begin(job, capacity, waiting)]
+
+    def row(
+        self, key: str, kind: Kind, body: bytes, seed: int, slot: int, now: float, created: int = 0
+    ) -> list[Action]:
+        """A batch row: the same way, never streamed. It may wait here for room; ask `free` first."""
+        self._now = now
+        capacity = self._slots.get(slot)
+        if capacity is None or self._draining or key in self._jobs.get(None, {}):
+            return [RowLost(key, False)]
+        found = self._prepare(kind, body, created, capacity)
+        if isinstance(found, RequestError):
+            return [RowEnded(key, found.status, _error(found), 0, 0)]
+        job = Job(None, key, 0, slot, kind, found, seed, created, stream=False, begun=True)
+        return self._begin(job, capacity, job.unfold([], self._tokenizer))
+
+    def cancel(self, peer: bytes, request: str) -> list[Action]:
+        """The client left: its sequences are freed, nothing is answered."""
+        job = self._jobs.get(peer, {}).get(request)
+        return [] if job is None else self._drop(job)
+
+    def peer_gone(self, peer: bytes) -> list[Action]:
+        """An entry died: its sequences are freed."""
+        return [a for job in list(self._jobs.get(peer, {}).values()) for a in self._drop(job)]
+
+    # --- replicas -------------------------------------------------------------------------------------------
+
+    def replica_up(self, hello: ReplicaHello) -> list[Action]:
+        """A replica takes traffic; it runs nothing of an earlier agent."""
+        actions = self.replica_gone(hello.slot, own_exit=False)
+        self._slots[hello.slot] = Capacity(hello)
+        return actions
+
+    def replica_gone(self, slot: int, *, own_exit: bool) -> list[Action]:
+        """A replica takes no traffic any more and its sequences are lost: others may go on with them."""
+        capacity = self._slots.pop(slot, None)
+        if capacity is None:
+            return []
+        actions: list[Action] = []
+        for job in list(capacity.jobs()):
+            actions += self._lose(job, f"replica {slot} was lost under this request", own_exit=own_exit)
+        return actions
+
+    def tokens(self, slot: int, message: Tokens, now: float) -> list[Action]:
+        """One step of a replica. Tokens of sequences that were given up are passed over."""
+        self._now = now
+        capacity = self._slots.get(slot)
+        if capacity is None:
+            return []
+        actions: list[Action] = []
+        first: list[Choice] = []
+        running = capacity.running
+        for sequence, token in message.tokens:
+            choice = running.get(sequence)
+            if choice is None:
+                continue
+            done = choice.prefill + 1
+            choice.prefill = 0
+            choice.left -= done
+            capacity.outstanding -= done
+            state = choice.push(token)
+            if state == "stopped":
+                actions.append(ToReplica(slot, Abort(sequence)))
+                actions += self._end(choice, capacity, "stop")
+            elif state == "quiet" or choice.job.events is None:
+                if not choice.job.row:
+                    self._quiet[choice] = None
+            elif choice.job.begun:
+                self._due[choice] = None
+            else:
+                first.append(choice)
+        for sequence, reason in message.ended:
+            choice = running.get(sequence)
+            if choice is None:
+                continue
+            if reason == "error":
+                capacity.leave(choice)
+                actions += self._lose(
+                    choice.job, "the replica could not compute this sequence", own_exit=choice.job.row
+                )
+            else:
+                actions += self._end(choice, capacity, reason)
+        actions += self._frames(choice for choice in first if self._runs(choice.job))
+        return [*actions, *self._start_waiting(capacity)]
+
+    def no_room(self, slot: int, message: NoRoom) -> list[Action]:
+        """A replica refused a sequence for good: a defect, since room is checked here first."""
+        capacity = self._slots.get(slot)
+        choice = capacity.running.get(message.sequence) if capacity else None
+        if capacity is None or choice is None:
+            return []
+        log.error("replica %d refused sequence %d: %s", slot, message.sequence, message.reason)
+        capacity.leave(choice)
+        error = RequestError(
+            f"the replica refused the sequence: {message.reason}", status=500, type="server_error"
+        )
+        job = choice.job
+        if job.peer is None:
+            ending: Action = RowEnded(job.name, error.status, _error(error), 0, 0)
+        else:
+            ending = ToPeer(job.peer, Failed(job.name, job.attempt, error.status, error.message))
+        return [*self._drop(job), ending]
+
+    # --- the caller's loop ----------------------------------------------------------------------------------
+
+    def flush(self, now: float) -> list[Action]:
+        """Frames that are due, one message a peer. Call after each burst of messages and every 50 ms."""
+        self._now = now
+        due, self._due = self._due, {}
+        if now - self._quiet_at >= PROGRESS_SECONDS:
+            self._quiet_at = now
+            due |= self._quiet
+            self._quiet = {}
+        actions = self._frames(due) if due else []
+        for capacity in self._slots.values():
+            if capacity.rows:
+                actions += self._start_waiting(capacity)
+        return actions
+
+    def drain(self) -> None:
+        """From now on every new request is told Busy and every new row is lost; what runs goes on."""
+        self._draining = True
+
+    def room(self) -> list[tuple[int, int]]:
+        """(slot, tokens still to be prefilled or generated) of each replica, by slot."""
+        return sorted((slot, capacity.outstanding) for slot, capacity in self._slots.items())
+
+    def free(self, slot: int) -> int:
+        """Batch rows that this replica can take now. Some places stay free for online requests."""
+        capacity = self._slots.get(slot)
+        return 0 if capacity is None or self._draining else capacity.free(self._now)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs or waits."""
+        return not any(self._jobs.values())
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _runs(self, job: Job) -> bool:
+        return self._jobs.get(job.peer, {}).get(job.name) is job
+
+    def _prepare(self, kind: Kind, body: bytes, created: int, capacity: Capacity) -> Prepared | RequestError:
+        try:
+            return prepare(kind, body, created, capacity.hello, self._deployment, self._tokenizer)
+        except RequestError as e:
+            return e
+        except Exception:  # a defect of ours must not take the other requests of this node down
+            log.exception("a request could not be prepared")
+            return RequestError("the request could not be prepared: a defect", status=500, type="server_error")
+
+    def _begin(self, job: Job, capacity: Capacity, waiting: list[Choice]) -> list[Action]:
+        self._jobs.setdefault(job.peer, {})[job.name] = job
+        if not waiting:
+            return self._complete(job)
+        for choice in waiting:
+            capacity.wait(choice)
+        if not job.row:
+            self._due |= dict.fromkeys(choice for choice in job.choices if choice.untold)
+        return self._start_waiting(capacity)
+
+    def _start_waiting(self, capacity: Capacity) -> list[Action]:
+        actions: list[Action] = []
+        while (choice := capacity.next(self._now)) is not None:
+            self._sequence += 1
+            capacity.start(choice, self._sequence)
+            admit = choice.admit(self._sequence, self._tokenizer.eos_ids)
+            actions.append(ToReplica(capacity.hello.slot, admit))
+        return actions
+
+    def _frames(self, choices: Iterable[Choice]) -> list[Action]:
+        by_peer: dict[bytes, list[Frame]] = {}
+        for choice in choices:
+            peer = choice.job.peer
+            if peer is not None and choice.untold:
+                by_peer.setdefault(peer, []).append(choice.take_frame())
+        return [ToPeer(peer, Frames(frames)) for peer, frames in by_peer.items()]
+
+    def _end(self, choice: Choice, capacity: Capacity, reason: Finish) -> list[Action]:
+        capacity.leave(choice)
+        choice.end(reason)
+        job = choice.job
+        job.open -= 1
+        if job.open == 0:
+            return self._complete(job)
+        if not job.row:
+            self._due[choice] = None
+        return []
+
+    def _complete(self, job: Job) -> list[Action]:
+        self._forget(job)
+        tokens = job.prompt_tokens, job.completion_tokens
+        if job.peer is None:
+            return [RowEnded(job.name, 200, job.ending(), *tokens)]
+        return [ToPeer(job.peer, Done(job.name, job.attempt, job.ending(), *tokens))]
+
+    def _lose(self, job: Job, why: str, *, own_exit: bool) -> list[Action]:
+        """This attempt ends, another one may succeed: first tell what there is, so that it need not be redone."""
+        told = self._frames(job.choices)
+        dropped = self._drop(job)
+        if job.peer is None:
+            return [*dropped, RowLost(job.name, own_exit)]
+        failed = Failed(job.name, job.attempt, 503, why, retry=True, own_exit=own_exit)
+        return [*dropped, *told, ToPeer(job.peer, failed)]
+
+    def _drop(self, job: Job) -> list[Action]:
+        """Free everything that a job holds; what waited for it may start."""
+        self._forget(job)
+        capacity = self._slots.get(job.slot)
+        if capacity is None:
+            return []
+        actions: list[Action] = [
+            ToReplica(job.slot, Abort(choice.sequence)) for choice in job.choices if capacity.leave(choice)
+        ]
+        return [*actions, *self._start_waiting(capacity)]
+
+    def _forget(self, job: Job) -> None:
+        jobs = self._jobs[job.peer]
+        del jobs[job.name]
+        if not jobs:
+            del self._jobs[job.peer]
+        for choice in job.choices:
+            self._due.pop(choice, None)
+            self._quiet.pop(choice, None)
+
+
+def _error(error: RequestError) -> bytes:
+    return error_body(error.message, error.type, error.param, error.code)
