@@ -10,6 +10,9 @@ from exahpc.batch.intervals import Intervals, Ranges, ranges_of
 from exahpc.batch.journal import MAGIC, FrameReader, Record
 from exahpc.batch.plan import SOURCE, Parts
 
+Gaps = list[tuple[int, int | None]]
+EVERYTHING: Gaps = [(len(MAGIC), None)]
+
 
 @dataclass(frozen=True)
 class Found:
@@ -32,9 +35,9 @@ class Committed:
         if isinstance(event, Commit):
             self.bytes.setdefault(event.journal, Intervals()).add(event.start, event.end)
 
-    def gaps(self, journal: str) -> list[tuple[int, int | None]]:
+    def gaps(self, journal: str) -> Gaps:
         """Byte ranges not named yet; the last is open."""
-        position, found = len(MAGIC), list[tuple[int, int | None]]()
+        position, found = len(MAGIC), Gaps()
         for start, end in self.bytes.get(journal, Intervals()):
             if start > position:
                 found.append((position, start))
@@ -51,7 +54,7 @@ def journal_prefix(agent: str) -> str:
     return agent.replace("/", "-") + "-"
 
 
-def scan(parts: Parts, gaps: dict[str, list[tuple[int, int | None]]]) -> list[Found]:
+def scan(parts: Parts, gaps: dict[str, Gaps]) -> list[Found]:
     """What the given gaps of journals hold. Blocking. A torn or damaged frame ends its gap."""
     found: list[Found] = []
     for name, ranges in gaps.items():

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import assert_never
 
 import msgspec
-import numpy as np
 
-from exahpc.batch.book import Book
-from exahpc.batch.commits import AnyEvent, CommitWriter
-from exahpc.batch.intervals import ranges_of
-from exahpc.batch.plan import BAD, BatchPlan, Parts, same_input
-from exahpc.batch.salvage import Committed, Found, journal_prefix, journals, scan
+from exahpc.batch.commits import AnyEvent
+from exahpc.batch.opened import Opened, close_late, finish, load
+from exahpc.batch.plan import Parts
+from exahpc.batch.salvage import EVERYTHING, Found, journal_prefix, journals, scan
 from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
 from exahpc.errors import BatchError
 from exahpc.wire.folder import write_atomic
@@ -44,44 +42,17 @@ _KEPT = 64  # ended batches remembered for queries
 
 
 @dataclass
-class _Loaded:
-    plan: BatchPlan
-    book: Book
-    writer: CommitWriter
-    committed: Committed
-    found: list[Found]
-
-
-@dataclass
 class _Batch:
     """One batch. status: while opening and after the end; otherwise the book tells."""
 
     parts: Parts
     status: BatchStatus
-    loading: Future[_Loaded] | None = None
-    loaded: _Loaded | None = None
+    loading: Future[Opened] | None = None
+    loaded: Opened | None = None
     events: list[AnyEvent] = field(default_factory=list)
     flushing: Future[None] | None = None
     salvages: list[tuple[str, Future[list[Found]]]] = field(default_factory=list)
     again: set[str] = field(default_factory=set)
-
-
-def _load(parts: Parts, batch: str, epoch: int) -> _Loaded:
-    """Read everything that earlier brokers committed. Blocking; seconds for millions of rows."""
-    plan = parts.plan()
-    if plan is None or plan.batch != batch:
-        raise BatchError(f"{parts.path} does not hold batch {batch}: run `exahpc batch run` on the input again")
-    same_input(plan, Path(plan.input))
-    bad = ranges_of(np.flatnonzero(parts.load_index()["kind"] == BAD).tolist()) if plan.bad else []
-    book, committed = Book(plan.rows, bad), Committed()
-
-    def replay(event: AnyEvent) -> None:
-        book.apply(event, 0.0)
-        committed.note(event)
-
-    writer = CommitWriter(parts.commits, epoch, replay)
-    found = scan(parts, {name: committed.gaps(name) for name in journals(parts)})
-    return _Loaded(plan, book, writer, committed, found)
 
 
 class Batches:
@@ -94,6 +65,7 @@ class Batches:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batches")
         self._grants: list[LeaseGrant] = []
         self._revokes: list[tuple[str, LeaseRevoke]] = []
+        self._hellos: dict[str, tuple[int, ...]] = {}
         try:
             before = msgspec.json.decode(self._register.read_bytes(), type=dict[str, str])
         except (FileNotFoundError, msgspec.MsgspecError):
@@ -144,12 +116,14 @@ class Batches:
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
         """An agent (re)connected with these leases in hand. Revokes to send to it."""
-        if any(entry.status.state == "opening" for entry in self._batches.values()):
-            return []  # whose leases they are is not known yet: progress or the grace period will tell
+        if self._opening():
+            self._hellos[agent] = tuple(leases)  # whose leases they are is not known yet
+            return []
         self._perform(self._leases.hello(agent, leases, now), now)
         return self._for(agent)
 
     def agent_lost(self, agent: str, now: float) -> None:
+        self._hellos.pop(agent, None)
         self._perform(self._leases.agent_lost(agent, now), now)
 
     def tick(self, now: float) -> list[tuple[str, LeaseRevoke]]:
@@ -161,6 +135,10 @@ class Batches:
             except (BatchError, OSError) as error:
                 log.error("batch %s: %s", batch, error)
                 self._end(batch, entry, "failed", str(error))
+        if self._hellos and not self._opening():
+            for agent, leases in self._hellos.items():
+                self._perform(self._leases.hello(agent, leases, now), now)
+            self._hellos.clear()
         self._perform(self._leases.tick(now), now)
         for entry in self._batches.values():
             if entry.events and entry.flushing is None and entry.loaded is not None:
@@ -174,6 +152,9 @@ class Batches:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside ---
+
+    def _opening(self) -> bool:
+        return any(entry.status.state == "opening" for entry in self._batches.values())
 
     def _for(self, agent: str) -> list[LeaseRevoke]:
         own = [message for to, message in self._revokes if to == agent]
@@ -204,11 +185,11 @@ class Batches:
         if any(busy == agent for busy, _ in entry.salvages):
             entry.again.add(agent)
             return
-        known = {name: committed.gaps(name) for name in committed.bytes}
+        prefix = journal_prefix(agent)
+        known = {name: committed.gaps(name) for name in committed.bytes if name.startswith(prefix)}
 
         def look() -> list[Found]:
-            names = journals(parts, journal_prefix(agent))
-            return scan(parts, {name: known.get(name, committed.gaps("")) for name in names})
+            return scan(parts, {name: known.get(name, EVERYTHING) for name in journals(parts, prefix)})
 
         entry.salvages.append((agent, self._pool.submit(look)))
 
@@ -238,7 +219,7 @@ class Batches:
     def _open(self, batch: str, folder: str) -> _Batch:
         parts = Parts(Path(folder))
         entry = _Batch(parts, BatchStatus(batch, folder, 0, 0, 0, 0, "opening"))
-        entry.loading = self._pool.submit(_load, parts, batch, self._epoch)
+        entry.loading = self._pool.submit(load, parts, batch, self._epoch)
         self._batches[batch] = entry
         return entry
 
@@ -247,10 +228,10 @@ class Batches:
         if self._leases.book(batch) is not None:
             self._perform(self._leases.close(batch), 0.0)
         if entry.loading is not None:
-            entry.loading.add_done_callback(_close_late)
+            entry.loading.add_done_callback(close_late)
         if entry.loaded is not None:
             writer, events = entry.loaded.writer, entry.events
-            self._pool.submit(_finish, writer, events if state == "cancelled" else [], entry.flushing)
+            self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
         entry.loading = entry.loaded = entry.flushing = None
         entry.events, entry.salvages = [], []
         self._remember()
@@ -260,22 +241,7 @@ class Batches:
 
     def _remember(self) -> None:
         live = {b: str(e.parts.path) for b, e in self._batches.items() if e.status.state in ("opening", "running")}
-        write_atomic(self._register, msgspec.json.encode(live), durable=True)
-
-
-def _close_late(loading: Future[_Loaded]) -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        loading.result().writer.close()
-
-
-def _finish(writer: CommitWriter, events: list[AnyEvent], before: Future[None] | None) -> None:
-    """Last writes of a batch that ended, after those under way."""
-    try:
-        if before is not None:
-            before.result()
-        if events:
-            writer.append(events)
-    except (BatchError, OSError) as error:
-        log.warning("last commits were not written (%s): the rows are found in the journals", error)
-    finally:
-        writer.close()
+        try:
+            write_atomic(self._register, msgspec.json.encode(live), durable=True)
+        except OSError as error:  # the client opens its batch again; only a batch without one would wait
+            log.error("%s cannot be written: %s", self._register, error)

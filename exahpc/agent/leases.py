@@ -1,0 +1,251 @@
+"""The agent's share of batches: leases in, rows to run out, ended rows into the journal, ranges to the broker.
+
+All state is the event loop's; files are touched only inside `sync`, in a thread, so that a slow file system never
+holds up a stream. A row counts as ended when `sync` has made its record durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from exahpc.batch.intervals import count, ranges_of
+from exahpc.batch.journal import Record, error_body
+from exahpc.batch.station import Load, Stations, Task, Write
+from exahpc.wire.messages import LeaseGrant, LeaseProgress
+
+log = logging.getLogger(__name__)
+
+OWN_EXITS = 3
+"""A row whose replica died by itself so often becomes an error record."""
+ATTEMPTS = 10
+"""A row that was begun so often becomes an error record, whatever ended its attempts."""
+_LOAD_BYTES = 16 * 2**20
+_ANSWER_SECONDS = 1.0
+_BACKOFF_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row to run: key names it in `ended` and `lost`; kind: "chat" or "completion"."""
+
+    key: str
+    kind: str
+    body: bytes
+    seed: int
+
+
+@dataclass
+class _Lease:
+    """next: first row not loaded yet; writing: records that `sync` is making durable; lost: row -> (attempts, own
+    exits); back: rows to hand back; soft: nothing more is begun; dead: revoked."""
+
+    grant: LeaseGrant
+    next: int
+    loaded: deque[Task] = field(default_factory=deque)
+    running: dict[int, Task] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    writing: list[Record] = field(default_factory=list)
+    lost: dict[int, tuple[int, int]] = field(default_factory=dict)
+    back: list[int] = field(default_factory=list)
+    soft: bool = False
+    dead: bool = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self.loaded) + self.grant.last - self.next
+
+    @property
+    def over(self) -> bool:
+        return self.dead or not (self.waiting or self.running or self.records or self.writing)
+
+    def hand_back(self) -> None:
+        self.back += [task.row for task in self.loaded] + list(range(self.next, self.grant.last))
+        self.loaded.clear()
+        self.next = self.grant.last
+
+
+class LeaseWorker:
+    """name: how the agent's journal files begin, "<pool>-<task>" and perhaps more."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._leases: dict[int, _Lease] = {}
+        self._stations = Stations(name)
+        self._lock = asyncio.Lock()
+        self._ask_again = 0.0
+        self._blocked: set[str] = set()
+
+    @property
+    def leases(self) -> list[int]:
+        """Leases in hand, for AgentHello."""
+        return [number for number, lease in self._leases.items() if not lease.dead]
+
+    def grant(self, message: LeaseGrant) -> None:
+        self._ask_again = 0.0
+        if message.lease not in self._leases:
+            self._leases[message.lease] = _Lease(message, message.first)
+
+    def revoke(self, lease: int, soft: bool = False) -> None:
+        """Stop working on a lease. soft: only hand back the rows that were not begun; the others go on."""
+        found = self._leases.get(lease)
+        if found is None:
+            return
+        if not soft:
+            found.dead = True
+            found.running.clear()
+            found.records.clear()
+        found.soft = True
+        found.hand_back()
+
+    def drain(self) -> None:
+        """Hand back everything that was not begun."""
+        for lease in list(self._leases):
+            self.revoke(lease, soft=True)
+
+    def wanted(self, free_sequences: int) -> int:
+        """Rows to ask the broker for now: 0 while an answer is due, or enough is in hand.
+
+        free_sequences: sequences that replicas could take at once. About half of all running ones is held ready.
+        """
+        now = self._clock()
+        if self._blocked or now < self._ask_again:
+            return 0
+        running = sum(len(lease.running) for lease in self._leases.values())
+        waiting = sum(lease.waiting for lease in self._leases.values())
+        target = free_sequences + (running + free_sequences + 1) // 2
+        if 2 * waiting >= target:
+            return 0
+        self._ask_again = now + _ANSWER_SECONDS
+        return target - waiting
+
+    def next_rows(self, n: int) -> list[Row]:
+        """Up to n rows to begin. Empty until a `sync` after the grant has read them."""
+        rows: list[Row] = []
+        for number, lease in self._leases.items():
+            if lease.grant.folder in self._blocked:  # results cannot be kept
+                continue
+            while lease.loaded and len(rows) < n:
+                task = lease.loaded.popleft()
+                lease.running[task.row] = task
+                rows.append(Row(f"{number}.{task.row}", task.kind, task.body, task.seed))
+        return rows
+
+    def _pop(self, key: str) -> tuple[_Lease, Task] | None:
+        number, _, row = key.partition(".")
+        lease = self._leases.get(int(number))
+        task = lease.running.pop(int(row), None) if lease else None
+        return (lease, task) if lease and task else None
+
+    def ended(self, key: str, status: int, body: bytes, prompt_tokens: int, completion_tokens: int) -> None:
+        """A row has its answer (status 200) or its error body. Rows of revoked leases are ignored."""
+        if found := self._pop(key):
+            lease, task = found
+            self._record(
+                lease, task.row, task.line, task.custom_id, status, body, prompt_tokens, completion_tokens
+            )
+
+    def lost(self, key: str, own_exit: bool) -> None:
+        """The row's replica is gone: begin it again, a bounded number of times."""
+        if not (found := self._pop(key)):
+            return
+        lease, task = found
+        attempts, exits = lease.lost.get(task.row, (0, 0))
+        attempts, exits = attempts + 1, exits + own_exit
+        lease.lost[task.row] = attempts, exits
+        if exits >= OWN_EXITS or attempts >= ATTEMPTS:
+            reason = (
+                f"given up after {attempts} attempts: the replica ended under this row, {exits} times by itself"
+            )
+            body = error_body(reason, code="replica_lost")
+            self._record(lease, task.row, task.line, task.custom_id, 500, body, 0, 0)
+        elif lease.soft:
+            lease.back.append(task.row)
+        else:
+            lease.loaded.appendleft(task)
+
+    def _record(
+        self, lease: _Lease, row: int, line: int, custom_id: bytes | None, status: int, body: bytes, *tokens: int
+    ) -> None:
+        grant = lease.grant
+        lease.records.append(
+            Record(row, line, status, custom_id, body, tokens[0], tokens[1], grant.lease, grant.epoch, self._name)
+        )
+
+    # --- files ---
+
+    async def sync(self) -> list[LeaseProgress]:
+        """Make ended rows durable and read the next ones. Returns what to tell the broker. Call often."""
+        async with self._lock:
+            writes, loads = self._due_writes(), self._due_loads()
+            if writes or loads:
+                in_use = {lease.grant.folder for lease in self._leases.values()}
+                await asyncio.to_thread(self._stations.perform, writes, loads, in_use)
+            places = self._written(writes)
+            for load in loads:
+                self._loaded(load)
+            return self._report(places)
+
+    def _due_writes(self) -> list[Write]:
+        writes: dict[str, Write] = {}
+        for number, lease in self._leases.items():
+            if lease.records:
+                folder = lease.grant.folder
+                writes.setdefault(folder, Write(folder)).records[number] = lease.records
+                lease.writing, lease.records = lease.records, []
+        return list(writes.values())
+
+    def _due_loads(self) -> list[Load]:
+        left = _LOAD_BYTES - sum(len(task.body) for lease in self._leases.values() for task in lease.loaded)
+        due = [lease for lease in self._leases.values() if lease.next < lease.grant.last]
+        if left <= 0 or not due:
+            return []
+        share = left // len(due)
+        return [Load(le.grant.lease, le.grant.folder, le.next, le.grant.last, share) for le in due]
+
+    def _written(self, writes: list[Write]) -> dict[int, tuple[str, int, int]]:
+        for write in writes:
+            if write.error and write.folder not in self._blocked:
+                log.error("results cannot be kept in %s, no more rows are begun: %s", write.folder, write.error)
+        self._blocked = {write.folder for write in writes if write.error}
+        return {lease: place for write in writes for lease, place in write.places.items()}
+
+    def _loaded(self, load: Load) -> None:
+        lease = self._leases[load.lease]
+        if lease.next != load.first:  # handed back meanwhile
+            return
+        if load.error:
+            log.warning("rows of %s cannot be read, handing them back: %s", load.folder, load.error)
+            self.revoke(load.lease, soft=True)
+            self._ask_again = self._clock() + _BACKOFF_SECONDS
+            return
+        lease.next = load.after
+        for row in load.rows:
+            if isinstance(row, Task):
+                lease.loaded.append(row)
+            else:
+                body = error_body(row.reason, code="input_changed")
+                self._record(lease, row.row, row.line, None, 500, body, 0, 0)
+
+    def _report(self, places: dict[int, tuple[str, int, int]]) -> list[LeaseProgress]:
+        messages = []
+        for number, lease in list(self._leases.items()):
+            written, lease.writing = lease.writing, []
+            back, lease.back = ranges_of(lease.back), []
+            if number not in places:
+                lease.records = written + lease.records
+                written = []
+            if lease.dead:
+                lease.records = written = []
+            if lease.over:
+                del self._leases[number]
+            if written or back or lease.over:
+                good = ranges_of(record.row for record in written if record.status == 200)
+                bad = ranges_of(record.row for record in written if record.status != 200)
+                counts = *(places[number] if written else ("", 0, 0)), count(good), count(bad)
+                messages.append(LeaseProgress(number, lease.grant.batch, *counts, lease.over, good, bad, back))
+        return messages

@@ -1,0 +1,74 @@
+"""What a broker holds of an open batch. Everything here blocks: called in worker threads."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from exahpc.batch.book import Book
+from exahpc.batch.commits import AnyEvent, CommitWriter
+from exahpc.batch.intervals import ranges_of
+from exahpc.batch.plan import BAD, BatchPlan, Parts, same_input
+from exahpc.batch.salvage import Committed, Found, journals, scan
+from exahpc.errors import BatchError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Opened:
+    """found: whole records that no commit names yet, from whoever wrote them last."""
+
+    plan: BatchPlan
+    book: Book
+    writer: CommitWriter
+    committed: Committed
+    found: list[Found]
+
+
+def load(parts: Parts, batch: str, epoch: int) -> Opened:
+    """Claim the batch for the broker of `epoch` and read all that earlier brokers committed.
+
+    Takes seconds for millions of rows. Raises BatchError when the folder or the input is not what it was.
+    """
+    plan = parts.plan()
+    if plan is None or plan.batch != batch:
+        raise BatchError(f"{parts.path} does not hold batch {batch}: run `exahpc batch run` on the input again")
+    same_input(plan, Path(plan.input))
+    book, committed = Book(plan.rows, bad_rows(parts, plan)), Committed()
+
+    def replay(event: AnyEvent) -> None:
+        book.apply(event, 0.0)
+        committed.note(event)
+
+    writer = CommitWriter(parts.commits, epoch, replay)
+    found = scan(parts, {name: committed.gaps(name) for name in journals(parts)})
+    return Opened(plan, book, writer, committed, found)
+
+
+def bad_rows(parts: Parts, plan: BatchPlan) -> list[tuple[int, int]]:
+    """Ranges of rows that are error records from the start."""
+    return ranges_of(np.flatnonzero(parts.load_index()["kind"] == BAD).tolist()) if plan.bad else []
+
+
+def close_late(loading: Future[Opened]) -> None:
+    """For a batch that ended while it was opening."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().writer.close()
+
+
+def finish(writer: CommitWriter, events: list[AnyEvent], before: Future[None] | None) -> None:
+    """Last writes of a batch that ended, after those under way."""
+    try:
+        if before is not None:
+            before.result()
+        if events:
+            writer.append(events)
+    except (BatchError, OSError) as error:
+        log.warning("last commits were not written (%s): the rows are found in the journals", error)
+    finally:
+        writer.close()
