@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Items
+from itertools import pairwise
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Scheduler:
         self.limits = limits
         lanes = max(1, min(limits.lanes, limits.sequences))
         edges = [limits.sequences * i // lanes for i in range(lanes + 1)]
-        self._lanes = [_Lane(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        self._lanes = [_Lane(range(a, b)) for a, b in pairwise(edges)]
         self._waiting: tuple[deque[_Sequence], deque[_Sequence]] = (deque(), deque())  # online, batch
         self._known: dict[int, _Sequence] = {}
         self._reserved = 0
@@ -109,7 +110,7 @@ class Scheduler:
         return ""
 
     def abort(self, sequence: int) -> None:
-        """Forget a sequence. Unknown ones have ended in the meantime. A plan in flight keeps its slot till `done`."""
+        """Forget a sequence; unknown ones have ended meanwhile. A plan in flight keeps its slot till `done`."""
         found = self._known.pop(sequence, None)
         if found is None:
             return

@@ -17,7 +17,7 @@ does at that point (points: import, load, step<N>)."""
 
 
 def guarded(body: Callable[[], None]) -> None:
-    """Run `body`. Any exception, SystemExit included, prints its traceback and aborts the MPI world with code 1."""
+    """Run `body`. Any exception, SystemExit included, prints its traceback and aborts the world with code 1."""
     try:
         body()
     except BaseException:

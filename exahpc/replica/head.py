@@ -1,30 +1,22 @@
-"""The head rank: talks to the agent over a local socket, schedules, and leads the other ranks.
+"""The loop of the head rank: hears the agent, schedules, and leads the other ranks.
 
-Only the peer that sent the last Adopt is heard; its socket lies in a private directory. When it is gone (a send
-fails) its sequences are dropped: nobody could be given their tokens.
+When the agent is gone (a send fails) its sequences are dropped: nobody could be given their tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections import deque
-from pathlib import Path
-from typing import Any
-
-import msgspec
-import zmq
 
 from exahpc.replica.batching import Scheduler
+from exahpc.replica.mouth import Mouth
 from exahpc.replica.plan import Plan
 from exahpc.replica.worker import Incoming, Worker
 from exahpc.wire.messages import (
     Abort,
     Admit,
     Adopt,
-    AgentToReplica,
     Message,
     ReplicaBeat,
     ReplicaHello,
@@ -35,68 +27,12 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 
 
-class Mouth:
-    """The ROUTER at `path`. Bound early, so that an agent can connect while the model loads."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ctx = zmq.Context()
-        self._sock = self._ctx.socket(zmq.ROUTER)
-        self._sock.linger = 500
-        self._sock.router_mandatory = True
-        self._sock.set(zmq.SNDHWM, 100_000)
-        self._sock.set(zmq.RCVHWM, 100_000)
-        before = os.umask(0o077)
-        try:
-            self._sock.bind(f"ipc://{path}")
-        finally:
-            os.umask(before)
-        self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
-        self._encode = msgspec.msgpack.Encoder().encode
-        self.agent: bytes | None = None
-
-    def poll(self, seconds: float) -> bool:
-        return bool(self._sock.poll(int(seconds * 1000) if seconds > 0 else 0))
-
-    def receive(self) -> Any | None:
-        """The next message of the agent; None when there is none. Strangers and broken messages are passed over."""
-        while True:
-            try:
-                frames = self._sock.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            try:
-                message = self._decode(frames[-1])
-            except msgspec.MsgspecError as error:
-                log.warning("message dropped: %s", error)
-                continue
-            if isinstance(message, Adopt):
-                self.agent = frames[0]
-            if frames[0] == self.agent:
-                return message
-
-    def send(self, message: Message) -> bool:
-        """False when no agent can be reached; it is then forgotten."""
-        if self.agent is None:
-            return False
-        try:
-            self._sock.send_multipart([self.agent, self._encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self.agent = None
-            return False
-        return True
-
-    def close(self) -> None:
-        self._sock.close()
-        self._ctx.term()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-
-
 class Head:
     """The loop of rank 0."""
 
-    def __init__(self, mouth: Mouth, scheduler: Scheduler, worker: Worker, hello: ReplicaHello, pipelined: bool) -> None:
+    def __init__(
+        self, mouth: Mouth, scheduler: Scheduler, worker: Worker, hello: ReplicaHello, pipelined: bool
+    ) -> None:
         self._mouth, self._scheduler, self._worker, self._hello = mouth, scheduler, worker, hello
         self._pipelined = pipelined
         self._flight: deque[tuple[int, Incoming]] = deque()
@@ -171,5 +107,3 @@ class Head:
         self._next_beat = now + BEAT_SECONDS
         s = self._scheduler
         self._tell(ReplicaBeat(s.running, s.waiting, s.kv_free, self._worker.step, s.generated))
-
-

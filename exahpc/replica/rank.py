@@ -17,6 +17,7 @@ from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
 from exahpc.replica.devices import Device, choose
 from exahpc.replica.guard import fault
+from exahpc.replica.mouth import Mouth
 from exahpc.wire.folder import Folder
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     )
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     _forget_shared_files(world)
-    from exahpc.replica.head import Mouth
-
     mouth = Mouth(path) if world.rank == 0 else None  # early: the agent connects while the model loads
     fault(world.rank, "import")
     device = _device(local.rank, pool.devices_per_rank)
@@ -89,7 +88,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     world.Barrier()
     log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
     if mouth is None:
-        _follow(worker, world.rank)
+        follow(worker, world.rank)
     else:
         tokens = kv_tokens(pool, context)
         limits = Limits(pool.max_sequences, tokens, context, chunk, grid.stages, stage.vocabulary_size)
@@ -100,7 +99,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     world.Barrier()
 
 
-def _follow(worker: Worker, rank: int) -> None:
+def follow(worker: Worker, rank: int) -> None:
     while True:
         plan = worker.receive()
         if plan.stop:
@@ -123,8 +122,8 @@ def _check_world(size: int, pool: Pool, library: str) -> None:
             f"the MPI world has {size} ranks, but tensor_parallel x pipeline_parallel = {pool.tensor_parallel} x "
             f"{pool.pipeline_parallel} = {wanted}. "
             + (
-                f"This Python's mpi4py loaded {library.splitlines()[0]!r}, which is not the launcher's MPI: load the "
-                f"same MPI module (slurm.modules), set slurm.mpi, or name the library in MPI4PY_LIBMPI"
+                f"This Python's mpi4py loaded {library.splitlines()[0]!r}, which is not the launcher's MPI: "
+                f"load the same MPI module (slurm.modules), set slurm.mpi, or name the library in MPI4PY_LIBMPI"
                 if size == 1
                 else "Start exactly so many ranks"
             )
@@ -146,8 +145,8 @@ def _device(local_rank: int, per_rank: int) -> Device | None:
     return device
 
 
-def _forget_shared_files(world: MPI.Intracomm) -> None:
-    """Unlink this rank's files in /dev/shm once every rank has mapped them: a killed rank cannot leave them behind.
+def _forget_shared_files(world: MPI.Comm) -> None:
+    """Unlink this rank's files in /dev/shm once all ranks have mapped them: a killed rank leaves nothing behind.
 
     Collective. The mappings live on; MPI's own clean-up finds nothing to do.
     """

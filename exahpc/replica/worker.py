@@ -24,14 +24,14 @@ _HIDDEN, _TOKENS, _LOGITS = 1, 2, 3
 
 
 class Grid:
-    """The communicators of one rank. tp: this stage; pp: equal ranks of all stages; both ordered like the world."""
+    """The communicators of one rank. tp: this stage; pp: equal ranks of all stages; both in world order."""
 
     def __init__(self, world: MPI.Intracomm, tensor_parallel: int, pipeline_parallel: int) -> None:
         self.world = world
         self.stages, self.ranks = pipeline_parallel, tensor_parallel
         self.stage, self.rank = divmod(world.rank, tensor_parallel)
-        self.tp = world.Split(self.stage, self.rank)
-        self.pp = world.Split(self.rank, self.stage)
+        self.tp: MPI.Intracomm = world.Split(self.stage, self.rank)  # type: ignore[assignment]
+        self.pp: MPI.Intracomm = world.Split(self.rank, self.stage)  # type: ignore[assignment]
         self.sampler = (pipeline_parallel - 1) * tensor_parallel
         self.is_head, self.is_sampler = world.rank == 0, world.rank == self.sampler
 

@@ -20,9 +20,7 @@ from exahpc.replica.plan import Plan
 class SlotCache:
     """Keys and values of this stage's layers on this rank: each [layers, slots, kv_heads, context, head_dim]."""
 
-    def __init__(
-        self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.k, self.v = (_zeros(shape, dtype, device) for _ in range(2))
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -35,7 +33,7 @@ class SlotCache:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On CPUs the memory is only taken when touched; it must be zero, since masked numbers are still multiplied."""
+    """Zeros, since masked numbers are still multiplied. On CPUs memory is only taken when touched."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
     count = int(np.prod(shape)) * dtype.itemsize
@@ -108,8 +106,15 @@ class Step:
         self.sampled = torch.tensor(sampled, dtype=torch.int64, device=device)
 
 
-def attend(step: Step, cache: SlotCache, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-           scale: float | None) -> torch.Tensor:
+def attend(
+    step: Step,
+    cache: SlotCache,
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
     """q [T, heads, D]; k, v [T, kv_heads, D], all rotated -> [T, heads, D]. Appends k and v to the cache."""
     k_cache, v_cache = cache.k[layer], cache.v[layer]
     k_cache[step.slots, :, step.positions] = k
@@ -142,9 +147,19 @@ def attend(step: Step, cache: SlotCache, layer: int, q: torch.Tensor, k: torch.T
     return out
 
 
-def _hugging_face(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
-                  scaling: float | None = None, dropout: float = 0.0, *, step: Step, cache: SlotCache,
-                  **_: Any) -> tuple[torch.Tensor, None]:
+def _hugging_face(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    step: Step,
+    cache: SlotCache,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
     """The signature of an attention function in transformers: query [1, heads, T, D] -> [1, T, heads, D]."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend(step, cache, module.layer_idx, q, k, v, scaling)[None], None

@@ -15,6 +15,7 @@ from typing import Any
 import deepspeed
 import deepspeed.ops
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from mpi4py import MPI
 
@@ -37,7 +38,7 @@ def buffer(tensor: torch.Tensor) -> MPI.buffer:
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
-class _Done(dist._Work):
+class _Done(c10d.Work):
     """The result of a call that has already happened."""
 
     def wait(self, timeout: Any = None) -> bool:
@@ -54,7 +55,7 @@ class MPIProcessGroup(dist.ProcessGroup):
     """The collectives that DeepSpeed-Inference uses, on blocking MPI calls."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm = comm
         self._scratch = torch.empty(0)
 
@@ -68,7 +69,7 @@ class MPIProcessGroup(dist.ProcessGroup):
             self._scratch = torch.empty(count)
         return self._scratch[:count].copy_(tensor.reshape(-1))
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> _Done:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = _OPS[getattr(op, "op", op)]
         for tensor in tensors:
@@ -78,7 +79,7 @@ class MPIProcessGroup(dist.ProcessGroup):
                 tensor.copy_(work.view(tensor.shape))
         return _DONE
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> _Done:
+    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
         for tensor in tensors:
             work = tensor.contiguous()
             self._comm.Bcast(buffer(work), root=opts.rootRank)
@@ -101,14 +102,16 @@ def init(comm: MPI.Intracomm, device: int | None) -> None:
     device: this rank's accelerator (index among the visible), or None on CPUs. Collective over `comm`.
     """
     accelerator = deepspeed.accelerator.get_accelerator()
+    backend: str
+    store: c10d.Store
     if device is None:
-        backend, where = "mpi4py", {"store": dist.HashStore()}
+        backend, store = "mpi4py", c10d.HashStore()
         _register(comm)
     else:
         os.environ["LOCAL_RANK"] = str(device)  # DeepSpeed sets its device from this
         accelerator.set_device(device)
-        backend, where = accelerator.communication_backend_name(), {"store": _store(comm)}
-    dist.init_process_group(backend, rank=comm.rank, world_size=comm.size, **where)
+        backend, store = accelerator.communication_backend_name(), _store(comm)
+    dist.init_process_group(backend, rank=comm.rank, world_size=comm.size, store=store)
     # DeepSpeed's shared-memory all-reduce is compiled at start (a minute), busy-waits, ignores process groups and
     # leaves files in /dev/shm: the work goes to the group made above.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -126,10 +129,10 @@ def _register(comm: MPI.Intracomm) -> None:
         dist.Backend.register_backend("mpi4py", create, extended_api=True, devices=["cpu"])
 
 
-def _store(comm: MPI.Intracomm) -> dist.TCPStore:
+def _store(comm: MPI.Intracomm) -> c10d.Store:
     """A rendezvous on a free port of the first rank's node, its address sent by MPI: nothing to clash with."""
     listener = socket.create_server(("", 0)) if comm.rank == 0 else None
     address = (socket.gethostname(), listener.getsockname()[1]) if listener else None
     host, port = comm.bcast(address)
     descriptor = listener.detach() if listener else None  # handed over open: no moment in which the port is free
-    return dist.TCPStore(host, port, comm.size, comm.rank == 0, master_listen_fd=descriptor)
+    return c10d.TCPStore(host, port, comm.size, comm.rank == 0, master_listen_fd=descriptor)

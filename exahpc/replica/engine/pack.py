@@ -35,12 +35,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Calla
 
 def pack_modules(body: nn.Module) -> None:
     """Pack the matrices of an AutoTP body in place; its row-parallel layers keep their all-reduce."""
+    module: Any
     for module in body.modules():
         kind = type(module).__name__
         if kind not in _KINDS:
             continue
-        weight, bias = module.weight.data, module.bias  # type: ignore[union-attr]
-        module.weight = None  # type: ignore[assignment]
+        weight, bias = module.weight.data, module.bias
+        module.weight = None
         if kind == "LinearAllreduce":
             forward = _reduced(pack_linear(weight), bias, module.mp_group)
         else:

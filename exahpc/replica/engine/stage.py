@@ -81,7 +81,7 @@ class Stage:
 
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] on the first stage, hidden states [T, hidden] on later ones -> hidden states [T, hidden]."""
+        """Token ids [T] (first stage) or hidden states [T, hidden] (later ones) -> hidden states [T, hidden]."""
         key = "input_ids" if self.is_first else "inputs_embeds"
         inputs = {key: x[None], "position_ids": step.positions[None]}
         out = self._engine(**inputs, use_cache=False, step=step, cache=self.cache)
@@ -90,19 +90,20 @@ class Stage:
 
     @torch.inference_mode()
     def logits(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
-        """This rank's vocabulary slice of the next-token logits of the rows to sample, float32 (last stage only)."""
+        """Next-token logits of the rows to sample, float32 [rows, my vocabulary slice] (last stage only)."""
         return self._head(hidden[step.sampled]).float()
 
 
-def _body(config: Any, checkpoint: Checkpoint, first: int, last: int, is_first: bool, is_last: bool,
-          dtype: torch.dtype) -> Any:
+def _body(
+    config: Any, checkpoint: Checkpoint, first: int, last: int, is_first: bool, is_last: bool, dtype: torch.dtype
+) -> Any:
     """The decoder with layers [first, last), its parameters views of the checkpoint (copies if dtypes differ)."""
     config.num_hidden_layers = last - first
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[first:last]
     config._attn_implementation = NAME
     with torch.device("meta"):
-        body: Any = AutoModel.from_config(config, dtype=dtype).eval()
+        body: Any = AutoModel.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
     if not is_first:
         body.embed_tokens = None
     if not is_last:

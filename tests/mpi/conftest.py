@@ -1,0 +1,36 @@
+"""Models and references are built once a session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mpi_helpers import HERE, KINDS, NEW, generate, prompts, tiny
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.mpi)
+            if not shutil.which("mpirun"):
+                item.add_marker(pytest.mark.skip(reason="no mpirun"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with one checkpoint a kind, and reference.json: kind -> tokens of each prompt."""
+    root = tmp_path_factory.mktemp("models")
+    reference = {}
+    for number, kind in enumerate(KINDS):
+        tiny(kind, root / kind)
+        reference[kind] = generate(root / kind, list(zip(prompts(number), NEW, strict=True)))
+    (root / "reference.json").write_text(json.dumps(reference))
+    return root
+
+
+@pytest.fixture(scope="session")
+def reference(models: Path) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = json.loads((models / "reference.json").read_text())
+    return found

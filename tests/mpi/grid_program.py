@@ -1,0 +1,99 @@
+"""mpirun -n TP*PP python grid_program.py TP PP SCRIPT: many checks in one start of the ranks.
+
+SCRIPT is JSON: a list of {folder, sequences, context, chunk, order, admits}; admits are the fields of Admit, plus
+`at`: the iteration in which it arrives. The real head loop and worker run; only the socket is replaced by a script.
+Prints one JSON line: for each entry {sequence: [tokens, reason]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+import torch
+from mpi4py import MPI
+
+from exahpc.replica.batching import Limits, Scheduler
+from exahpc.replica.engine import group
+from exahpc.replica.engine.stage import Stage
+from exahpc.replica.guard import guarded
+from exahpc.replica.head import Head
+from exahpc.replica.rank import follow
+from exahpc.replica.worker import Grid, Worker
+from exahpc.wire.messages import Admit, Message, NoRoom, ReplicaHello, StopReplica, Tokens
+
+
+class Script:
+    """Stands where the socket stands: hands out messages at their iteration, keeps what the head says."""
+
+    def __init__(self, arrivals: list[tuple[int, Message]]) -> None:
+        self._arrivals = sorted(arrivals, key=lambda pair: pair[0])
+        self._open = {m.sequence for _, m in arrivals if isinstance(m, Admit)}
+        self._clock = 0
+        self.tokens: dict[int, list[int]] = {n: [] for n in self._open}
+        self.reasons: dict[int, str] = {}
+        self.most = 0
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def receive(self) -> Message | None:
+        if self._arrivals and self._arrivals[0][0] <= self._clock:
+            return self._arrivals.pop(0)[1]
+        self._clock += 1
+        return None if self._open else StopReplica()
+
+    def send(self, message: Message) -> bool:
+        if isinstance(message, Tokens):
+            self.most = max(self.most, len(message.tokens))
+            for sequence, token in message.tokens:
+                self.tokens[sequence].append(token)
+            for sequence, reason in message.ended:
+                assert sequence not in self.reasons, f"{sequence} ended twice"
+                self.reasons[sequence] = reason
+                self._open.discard(sequence)
+        elif isinstance(message, NoRoom):
+            self.reasons[message.sequence] = message.reason
+            self._open.discard(message.sequence)
+        return True
+
+
+def main() -> None:
+    tp, pp = int(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    grid = Grid(MPI.COMM_WORLD, tp, pp)
+    group.init(grid.tp, None)
+    results = []
+    for case in json.loads(Path(sys.argv[3]).read_text()):
+        stage = Stage(
+            Path(case["folder"]),
+            stage=grid.stage,
+            stages=pp,
+            rank=grid.rank,
+            ranks=tp,
+            slots=case["sequences"],
+            context=case["context"],
+            dtype=getattr(torch, case.get("dtype", "float32")),
+            pack=case.get("pack", False),
+        )
+        worker = Worker(grid, stage, case["sequences"], case["sequences"] + case["chunk"])
+        if grid.is_head:
+            tokens = case.get("tokens", case["sequences"] * case["context"])
+            limits = Limits(case["sequences"], tokens, case["context"], case["chunk"], pp, stage.vocabulary_size)
+            script = Script([(a.pop("at", 0), Admit(**a)) for a in case["admits"]])
+            hello = ReplicaHello("p", 0, 1, 1, 1, 1, "")
+            Head(script, Scheduler(limits), worker, hello, pipelined=pp > 1).run()  # type: ignore[arg-type]
+            results.append({n: [script.tokens[n], script.reasons[n]] for n in script.tokens})
+        else:
+            follow(worker, MPI.COMM_WORLD.rank)
+        worker.finish()
+        MPI.COMM_WORLD.Barrier()
+    if grid.is_head:
+        print("RESULT " + json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    guarded(main)

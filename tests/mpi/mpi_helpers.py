@@ -1,0 +1,82 @@
+"""Tiny random models, their Hugging Face answers, and a way to start ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+KINDS = ("llama", "qwen2", "qwen3", "mistral")
+VOCABULARY = 500
+LENGTHS = (1, 3, 11, 40, 90, 17, 2, 150, 1100, 29, 5, 64)
+NEW = (9, 1, 12, 8, 6, 15, 14, 7, 5, 3, 11, 10)
+
+
+def prompts(seed: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(VOCABULARY) for _ in range(n)] for n in LENGTHS]
+
+
+def ranks(n: int, *command: str | Path, env: dict[str, str] | None = None, seconds: float = 110) -> Any:
+    """Run a Python command on n ranks."""
+    return subprocess.run(
+        [*MPIRUN, "-n", str(n), sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+def tiny(kind: str, path: Path) -> None:
+    """A small random checkpoint whose weights are large enough for distinct tokens."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        intermediate_size=192,
+        head_dim=16,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=4096,
+        tie_word_embeddings=kind == "qwen2",
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    for p in model.parameters():
+        if p.dim() == 2:
+            p.data.normal_(0, 0.1)
+        else:
+            p.data.add_(0.05 * torch.randn_like(p))
+    model.save_pretrained(path)
+
+
+def generate(folder: Path, wanted: list[tuple[list[int], int]]) -> list[list[int]]:
+    """Greedy tokens of Hugging Face generate in float32, one prompt at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    answers = []
+    for ids, new in wanted:
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),  # else it guesses from pad tokens
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(out[0].tolist()[len(ids) :])
+    return answers
