@@ -38,19 +38,27 @@ class SlurmResources(Frozen, frozen=True):
     """`[slurm]`, `[head.slurm]`, `[pool.slurm]`: what sbatch is asked for. Unset keys add no flag."""
 
     partition: str | None = None
+    """Partition (queue) of the jobs."""
     account: str | None = None
+    """Account that pays."""
     qos: str | None = None
+    """Quality of service."""
     time: str | None = None
     """Walltime as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."""
     gres: str | None = None
     """Generic resources per node, for instance "gpu:4"; exclusive with gpus_per_node."""
     gpus_per_node: str | None = None
+    """Accelerators per node, for instance "4" or "a100:4"; exclusive with gres."""
     constraint: str | None = None
+    """Features that nodes must have."""
     switches: str | None = None
     """Most leaf switches a task may span, with an optional wait: "1" or "1@30"."""
     exclusive: bool | None = None
+    """Take whole nodes."""
     reservation: str | None = None
+    """Reservation to use."""
     cpus_per_rank: int | None = None
+    """CPUs of one rank; default threads_per_rank."""
     memory: str | None = None
     """Memory per node as Slurm writes it, for instance "64G"."""
     mpi: str | None = None
@@ -65,6 +73,7 @@ class Pool(Frozen, frozen=True):
     """`[[pool]]`: one job array of identical tasks."""
 
     name: str
+    """Name of the pool: letters, digits, '-' and '_'."""
     replicas: int = 1
     """Replicas of this pool that are wanted."""
     replicas_per_task: int = 1
@@ -72,7 +81,9 @@ class Pool(Frozen, frozen=True):
     nodes_per_replica: int = 1
     """Nodes that one replica spans; its ranks are spread evenly, tensor-parallel groups inside a node."""
     tensor_parallel: int = 1
+    """Ranks that share each layer; at most the model's key/value heads."""
     pipeline_parallel: int = 1
+    """Stages, each with a run of layers; a multiple of nodes_per_replica."""
     max_sequences: int = 16
     """Sequences that one replica runs at once."""
     kv_tokens: int | None = None
@@ -87,6 +98,7 @@ class Pool(Frozen, frozen=True):
     requeue: bool = True
     """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
     slurm: SlurmResources = SlurmResources()
+    """Resources of this pool, where they differ from [slurm]."""
 
     @property
     def ranks_per_replica(self) -> int:
@@ -117,12 +129,14 @@ class Head(Frozen, frozen=True):
     tls: Tls = "auto"
     """"auto": TLS unless bound to loopback."""
     slurm: SlurmResources = SlurmResources()
+    """Resources of the head's job, where they differ from [slurm]."""
 
 
 class Limits(Frozen, frozen=True):
     """`[limits]`: what one client may ask for."""
 
     max_body_bytes: int = 8 * 2**20
+    """Largest body of one request; beyond that 413."""
     max_tokens_default: int = 256
     """max_tokens of a request that names none (chat: the rest of the context when smaller)."""
     max_waiting: int = 4096
@@ -157,9 +171,11 @@ class Launcher(Frozen, frozen=True):
     """`[launcher]`: how processes are started."""
 
     kind: LauncherKind = "slurm"
+    """Job arrays of a cluster, or processes of this machine."""
     mpirun: str = "mpirun"
     """Local launcher: the MPI starter."""
     mpirun_flags: tuple[str, ...] = ()
+    """Local launcher: further flags of the MPI starter."""
     interface: str | None = None
     """Network interface whose address processes publish, for instance "hsn0"; default: the host name's address
     (local launcher: loopback)."""
@@ -173,12 +189,19 @@ class Deployment(Frozen, frozen=True):
     name: str
     """Name of the deployment: letters, digits, '-' and '_'."""
     model: Model
+    """What is served."""
     pool: tuple[Pool, ...]
+    """At least one pool of replicas."""
     head: Head = Head()
+    """Broker and HTTP entries."""
     slurm: SlurmResources = SlurmResources()
+    """What all jobs ask Slurm for."""
     limits: Limits = Limits()
+    """What one client may ask for."""
     recovery: Recovery = Recovery()
+    """What happens to a replica that died."""
     launcher: Launcher = Launcher()
+    """How processes are started."""
 
     @property
     def served_name(self) -> str:

@@ -1,0 +1,141 @@
+"""Write deployment.md and commands.md beside this file from the code (`make docs`). A test holds them fresh."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from exahpc.cli import main as cli
+from exahpc.deployment import spec
+from exahpc.deployment.rules import bounds_of
+
+HERE = Path(__file__).parent
+NOTE = "<!-- written by docs/reference/generate.py: change the code, then `make docs` -->"
+SECTIONS = (
+    ("top of the file", spec.Deployment),
+    ("[model]", spec.Model),
+    ("[[pool]]", spec.Pool),
+    ("[head]", spec.Head),
+    ("[slurm], [head.slurm], [pool.slurm]", spec.SlurmResources),
+    ("[limits]", spec.Limits),
+    ("[recovery]", spec.Recovery),
+    ("[launcher]", spec.Launcher),
+)
+WORDS = {str: "string", int: "whole number", float: "number", bool: "true or false"}
+
+
+def field_docs(kind: type[Any]) -> dict[str, str]:
+    """Docstring below each field of a class, on one line."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for here, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(str(after.value.value).split())
+            found[here.target.id] = text
+    return found
+
+
+def type_words(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, spec.Frozen):
+        return "table"
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        inner = arguments[0]
+        return "tables" if isinstance(inner, type) and issubclass(inner, spec.Frozen) else "list of strings"
+    if origin is typing.Literal:
+        return " or ".join(f'`"{value}"`' for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_words(a) for a in arguments if a is not type(None))
+    return WORDS[kind]
+
+
+def default_words(field: Any) -> str:
+    if field.required:
+        return "required"
+    value = field.default
+    if isinstance(value, spec.Frozen) or value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def range_words(kind: type[Any], name: str) -> str:
+    low, high = bounds_of(kind, name)
+    if low is None:
+        return ""
+    return f"{low:,g} or more" if high is None else f"{low:,g} to {high:,g}".replace(",", " ")
+
+
+def deployment_page() -> str:
+    lines = [
+        "# The deployment file",
+        "",
+        NOTE,
+        "",
+        "TOML, read once and strictly: an unknown key is an error, and all problems are told at once.",
+        "A relative `model.path` counts from the file's folder; its `~` and `$VARIABLES` are expanded by `exahpc up`.",
+        "A key of `[pool.slurm]` or `[head.slurm]` replaces the one of `[slurm]`.",
+        "",
+        'With `launcher.kind = "local"` the head is placed on this machine and bound to 127.0.0.1 unless written',
+        "otherwise.",
+    ]
+    for title, kind in SECTIONS:
+        docs = field_docs(kind)
+        lines += ["", f"## {title}", ""]
+        lines += ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
+        for field in msgspec.structs.fields(kind):
+            name = field.encode_name
+            cells = (
+                f"`{name}`",
+                type_words(field.type),
+                default_words(field),
+                range_words(kind, name),
+                docs[field.name].replace("|", "\\|"),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def walk(command: click.Command, path: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    """(name, help text) of a command and all below it."""
+    with click.Context(command, info_name=path.split()[-1], parent=parent, max_content_width=100) as context:
+        context.terminal_width = 100
+        yield path, command.get_help(context).replace("\b", "")
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                assert inner is not None
+                yield from walk(inner, f"{path} {name}", context)
+
+
+def commands_page() -> str:
+    lines = [
+        "# Commands",
+        "",
+        NOTE,
+        "",
+        "Exit codes: 0 done; 1 failed; 2 wrong usage or a deployment file that cannot work.",
+    ]
+    for path, text in walk(cli, "exahpc", None):
+        lines += ["", f"## {path}", "", "```", text, "```"]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"deployment.md": deployment_page, "commands.md": commands_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page())
+        print(HERE / name)
