@@ -130,23 +130,7 @@ class Fleet:
         if agent is None:
             return []
         self._listen(agent, now)
-        changed = False
-        for replica in message.replicas:
-            known = agent.replicas.get(replica.slot)
-            if replica.slot not in agent.pool.slots_of_task(agent.task):
-                continue
-            if known is not None and replica.incarnation < known.incarnation:
-                continue
-            agent.replicas[replica.slot] = replica
-            changed = (
-                changed
-                or known is None
-                or (known.phase, known.incarnation)
-                != (
-                    replica.phase,
-                    replica.incarnation,
-                )
-            )
+        changed = agent.absorb(message.replicas)
         if agent.phase == "lost":  # it was only silent: the same connection, so no beat was missed in between
             self._enter(agent, "alive", now)
             agent.reason = ""
@@ -191,10 +175,10 @@ class Fleet:
             actions += self._route(agent)
         return actions
 
-    def weigh(self, key: str, slot: int, weight: float) -> list[FleetAction]:
-        """Lower (or restore) the share of traffic of one replica; weight in 0..1."""
+    def weigh(self, key: str, slot: int, incarnation: int, weight: float) -> list[FleetAction]:
+        """Lower (or restore) the share of traffic of one replica; weight in 0..1. Its next incarnation has 1."""
         agent = self._agents[key]
-        agent.weights[slot] = weight
+        agent.weights[slot] = (incarnation, weight)
         return self._route(agent)
 
     # --- what others read ------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from exahpc.wire.messages import AgentRoute, ReplicaState, Route
 @dataclass
 class Member:
     """Mutable; leaves the fleet only as an AgentView. heard: time of the last message; route: what the table
-    says of it, None when nothing of it takes traffic; weights: slot -> 0..1 of replicas that were lowered."""
+    says of it, None when nothing of it takes traffic; weights: slot -> (incarnation, 0..1) of replicas that were
+    lowered."""
 
     key: str
     pool: Pool
@@ -31,7 +32,7 @@ class Member:
     handed_back: bool = False
     draining: bool = False
     replicas: dict[int, ReplicaState] = field(default_factory=dict)
-    weights: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, tuple[int, float]] = field(default_factory=dict)
     route: AgentRoute | None = None
 
     def view(self) -> AgentView:
@@ -60,8 +61,6 @@ class Member:
             if replica.slot not in wanted or (known is not None and replica.incarnation < known.incarnation):
                 continue
             self.replicas[replica.slot] = replica
-            if known is not None and replica.incarnation > known.incarnation:
-                self.weights.pop(replica.slot, None)  # what made the old one ill died with it
             if known is None or (known.phase, known.incarnation) != (replica.phase, replica.incarnation):
                 changed = True
         return changed
@@ -71,10 +70,14 @@ class Member:
         if self.phase != "alive" or self.draining:
             return None
         replicas = [
-            Route(r.slot, r.incarnation, self.pool.max_sequences, self.weights.get(r.slot, 1.0))
+            Route(r.slot, r.incarnation, self.pool.max_sequences, self._weight(r))
             for _, r in sorted(self.replicas.items())
             if r.phase == "ready"
         ]
         if not replicas:
             return None
         return AgentRoute(self.pool.name, self.task, self.incarnation, self.address, replicas)
+
+    def _weight(self, replica: ReplicaState) -> float:
+        incarnation, weight = self.weights.get(replica.slot, (0, 1.0))
+        return weight if incarnation == replica.incarnation else 1.0
