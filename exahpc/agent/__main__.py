@@ -59,7 +59,7 @@ def run(folder: Folder, pool_name: str, task: int) -> int:
             hand_back_code=_hand_back_code(deployment, pool),
             epoch=head.epoch if head is not None else 0,
         ),
-        relay=Relay(deployment, Tokenizer.load(deployment)),
+        relay=Relay(deployment, _tokenizer(deployment)),
         worker=LeaseWorker(f"{pool.name}-{task}"),
         starter=Starter(folder, deployment, pool, task),
     )
@@ -77,6 +77,10 @@ def _pool(deployment: Deployment, name: str, task: int) -> Pool:
             raise DeploymentError(f"--task {task}: pool {name!r} has tasks 0 to {pool.tasks - 1}")
     known = ", ".join(pool.name for pool in deployment.pool)
     raise DeploymentError(f"--pool {name!r} is none of this deployment's pools ({known})")
+
+
+def _tokenizer(deployment: Deployment) -> Tokenizer:
+    return Tokenizer.load(Path(deployment.model.path), fold_system=deployment.model.fold_system)
 
 
 def _hand_back_code(deployment: Deployment, pool: Pool) -> int:

@@ -7,6 +7,7 @@ due go out; every TICK_SECONDS time itself is an event, batch rows are offered a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -80,6 +81,7 @@ class Agent:
         self._handling = False
         self._feeding = True
         self._flushing = False
+        self._granted = asyncio.Event()
         self._control: Control
         self._loop: asyncio.AbstractEventLoop
         self._finish: asyncio.Future[events.Finish]
@@ -212,6 +214,7 @@ class Agent:
             case events.CloseIntake(reason):
                 log.info("nothing new from now on: %s", reason)
                 self._feeding = False
+                self._worker.drain()
                 self._relay.drain()
             case events.Reconnect():
                 self._loop.call_soon(self._control.reconnect)
@@ -305,19 +308,19 @@ class Agent:
         if not self._feeding:
             return
         free = {slot: self._relay.free(slot) for slot in self._replicas}
-        room = sum(free.values())
-        if not room:
-            return
         for slot, count in free.items():
             for row in self._worker.next_rows(count) if count > 0 else []:
                 self._act(self._relay.row(row.key, row.kind, row.body, row.seed, slot, self._loop.time()))
-        if self._control.up and (rows := self._worker.wanted(room)):
+        if self._control.up and (rows := self._worker.wanted(sum(free.values()))):
             self._control.send(LeaseWanted(rows))
 
     async def _sync_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(SYNC_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._granted.wait(), SYNC_SECONDS)
+            self._granted.clear()
             self._control.report(await self._worker.sync())
+            self._flush_soon()
 
     # --- broker and time ----------------------------------------------------------------------------------
 
@@ -327,9 +330,9 @@ class Agent:
                 self._emit(events.Order(message))
             case LeaseGrant() if self._core.obeys(message.epoch) and self._feeding:
                 self._worker.grant(message)
-                self._flush_soon()
+                self._granted.set()
             case LeaseRevoke() if self._core.obeys(message.epoch):
-                self._worker.revoke(message.lease)
+                self._worker.revoke(message.lease, message.soft)
 
     async def _tick_for_ever(self) -> None:
         while True:
