@@ -85,7 +85,7 @@ def deployment_page() -> str:
         NOTE,
         "",
         "TOML, read once and strictly: an unknown key is an error, and all problems are told at once.",
-        "A relative `model.path` counts from the file's folder; its `~` and `$VARIABLES` are expanded by `exahpc up`.",
+        "A relative `model.path` counts from the file's folder; `exahpc up` expands its `~` and `$VARIABLES`.",
         "A key of `[pool.slurm]` or `[head.slurm]` replaces the one of `[slurm]`.",
         "",
         'With `launcher.kind = "local"` the head is placed on this machine and bound to 127.0.0.1 unless written',

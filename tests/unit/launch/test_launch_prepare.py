@@ -1,0 +1,143 @@
+"""What can be refused is refused before anything starts, with key, value and remedy."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from exahpc.deployment import parse
+from exahpc.errors import DeploymentError
+from exahpc.launch import place, prepare
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+}
+
+
+def write(folder: Path, text: str = "", **model: object) -> Path:
+    made = folder / "m"
+    made.mkdir(exist_ok=True)
+    (made / "config.json").write_text(json.dumps({**CONFIG, **model}))
+    (made / "tokenizer.json").write_text("{}")
+    (made / "model.safetensors").write_bytes(b"")
+    file = folder / "d.toml"
+    file.write_text(
+        f'name = "d"\nmodel.path = "m"\n[[pool]]\nname = "a"\n{text}\n'
+        '[launcher]\nkind = "local"\nmpirun = "true"\n'
+    )
+    return file
+
+
+def test_relative_paths_count_from_the_file(tmp_path: Path) -> None:
+    found = prepare.read(write(tmp_path))
+    assert found.model.path == str(tmp_path / "m")
+    assert found.launcher.python == sys.executable
+
+
+def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MODELS", "/models")
+    file = tmp_path / "d.toml"
+    for written, meant in (("~/x", f"{tmp_path}/x"), ("$MODELS/x", "/models/x")):
+        file.write_text(f'name="d"\nmodel.path="{written}"\n[[pool]]\nname="a"')
+        assert prepare.read(file).model.path == meant
+
+
+def test_another_name_is_held_to_the_same_rule(tmp_path: Path) -> None:
+    assert prepare.read(write(tmp_path), "other").name == "other"
+    with pytest.raises(DeploymentError, match=r"--name: 1 problem\n  name = \"\.\./x\""):
+        prepare.read(write(tmp_path), "../x")
+
+
+def test_a_good_model_gives_each_pools_ledger(tmp_path: Path) -> None:
+    found = prepare.check_model(prepare.read(write(tmp_path)))
+    assert found["a"].weights > 0
+
+
+@pytest.mark.parametrize(
+    ("remove", "says"),
+    [
+        ("config.json", "holds no config.json"),
+        ("model.safetensors", r"holds no \.safetensors"),
+        ("tokenizer.json", r"holds no tokenizer\.json"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, remove: str, says: str) -> None:
+    file = write(tmp_path)
+    (tmp_path / "m" / remove).unlink()
+    with pytest.raises(DeploymentError, match=says):
+        prepare.check_model(prepare.read(file))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text('name="d"\nmodel.path="/nowhere/m"\n[[pool]]\nname="a"')
+    with pytest.raises(DeploymentError, match=r"model\.path = '/nowhere/m': there is no such folder"):
+        prepare.check_model(prepare.read(file))
+
+
+def test_an_untested_architecture_is_refused_with_the_list(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match=r"gpt2.*llama"):
+        prepare.check_model(prepare.read(write(tmp_path, model_type="gpt2")))
+
+
+def test_a_grid_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match="tensor_parallel = 4"):
+        prepare.check_model(prepare.read(write(tmp_path, "tensor_parallel = 4")))
+
+
+def test_a_missing_mpi_starter_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace('"true"', '"no-such-mpirun"'))
+    with pytest.raises(DeploymentError, match=r"launcher\.mpirun = 'no-such-mpirun'"):
+        prepare.check_programs(prepare.read(file))
+
+
+def test_slurm_without_sbatch_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace('"local"', '"slurm"'))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeploymentError, match=r'no sbatch here.*kind = "local"'):
+        prepare.check_programs(prepare.read(file))
+
+
+def test_the_folder_keeps_its_secrets_private_and_its_key_for_good(tmp_path: Path) -> None:
+    deployment = prepare.read(write(tmp_path))
+    folder, key = prepare.create(tmp_path / "home" / "d", deployment)
+    assert key is not None
+    assert key.startswith("sk-")
+    assert list(folder.api_keys()) == [key]
+    assert parse.load(folder.toml) == deployment
+    for path in (folder.path / "secrets").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE((folder.path).stat().st_mode) == 0o700
+    again, nothing = prepare.create(tmp_path / "home" / "d", deployment)
+    assert nothing is None
+    assert list(again.api_keys()) == [key]
+
+
+def test_a_deployment_is_found_by_name_or_path_and_a_wrong_name_gets_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXAHPC_HOME", str(tmp_path / "home"))
+    prepare.create(
+        tmp_path / "home" / "laptop",
+        prepare.read(
+            write(tmp_path),
+        ),
+    )
+    assert place.folder_of("laptop").path == place.folder_of(str(tmp_path / "home" / "laptop")).path
+    with pytest.raises(DeploymentError, match='did you mean "laptop"'):
+        place.folder_of("lapptop")
+    assert place.names() == ["laptop"]

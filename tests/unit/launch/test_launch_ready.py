@@ -1,0 +1,73 @@
+"""READY means that all wanted replicas are ready; everything else is told in plain words, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from exahpc.errors import ExahpcError
+from exahpc.launch import ready
+from exahpc.wire import messages as m
+from exahpc.wire.folder import Folder
+
+
+def reply(*phases: m.ReplicaPhase, wanted: int, story: str = "", notes: tuple[str, ...] = ()) -> m.StatusReply:
+    states = [m.ReplicaState(slot, 1, phase, story=story) for slot, phase in enumerate(phases)]
+    agent = m.AgentStatus("a", 0, "n1", "", "", True, 0.0, 0, states)
+    count = sum(phase == "ready" for phase in phases)
+    return m.StatusReply(1, wanted, count, [agent], [], [], list(notes))
+
+
+def test_each_phase_is_a_step_towards_ready() -> None:
+    seen = [
+        ready.progress(reply(phase, wanted=1), set()).done
+        for phase in ("down", "launching", "loading", "canary", "ready")
+    ]
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_replicas_that_no_agent_reported_count_as_down() -> None:
+    found = ready.progress(reply("ready", wanted=3), set())
+    assert (found.text, found.is_ready, found.done, found.total) == ("2 down, 1 ready", False, 4, 12)
+
+
+def test_a_broker_that_knows_nothing_yet_is_not_ready() -> None:
+    assert not ready.progress(reply(wanted=0), set()).is_ready
+
+
+def test_a_story_is_told_once() -> None:
+    told: set[str] = set()
+    answer = reply("down", wanted=1, story="exit code 1: no such file", notes=("pool a waits for nodes",))
+    first = ready.progress(answer, told).news
+    assert first == ("replica a/0 (incarnation 1): exit code 1: no such file", "pool a waits for nodes")
+    assert ready.progress(answer, told).news == ()
+
+
+def run(
+    answers: list[m.StatusReply | None], ended: list[str | None], seconds: float | None = None
+) -> list[ready.Progress]:
+    now = iter(float(n) for n in range(1000))
+    with mock.patch.object(ready, "look", side_effect=answers):
+        return list(
+            ready.wait(
+                Folder(Path("/nowhere")), 1, ended=iter(ended).__next__, clock=lambda: next(now),
+                sleep=lambda _: None, seconds=seconds,
+            )
+        )  # fmt: skip
+
+
+def test_waiting_ends_with_ready() -> None:
+    looks = run([None, reply("loading", wanted=1), reply("ready", wanted=1)], [None, None])
+    assert [look.text for look in looks] == ["waiting for the head", "1 loading", "1 ready"]
+
+
+def test_waiting_ends_when_everything_is_gone() -> None:
+    with pytest.raises(ExahpcError, match="all jobs have ended"):
+        run([None, None], [None, "all jobs have ended"])
+
+
+def test_waiting_ends_after_its_time() -> None:
+    with pytest.raises(ExahpcError, match="not ready after 2 s"):
+        run([None] * 9, [None] * 9, seconds=2)
