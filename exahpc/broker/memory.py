@@ -161,9 +161,11 @@ class Memory:
             if at >= since:
                 yield Ended(at=at, key="", kind="cancel", job=job, error="")
         for key, acts in self.history.items():
-            for at, kind in acts:
-                begun = self.open.get(key)
-                if at >= since and (begun is None or begun.at != at):
+            past = list(acts)
+            if key in self.open:  # written out as what it is, below
+                past.remove((self.open[key].at, self.open[key].kind))
+            for at, kind in past:
+                if at >= since:
                     yield Begun(at=at, key=key, kind=kind, job="")
                     yield Ended(at=at, key=key, kind=kind, job="", error="written out again")
         yield from self.open.values()
