@@ -101,7 +101,8 @@ def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
     }.items():
         assert any(f"line {number}: " in row and words in row for row in text.splitlines()), (number, words, text)
     assert "15 of 17 rows" in text
-    assert "line 1:" not in text and "line 18:" not in text
+    assert "line 1:" not in text
+    assert "line 18:" not in text
 
 
 def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path: Path) -> None:
@@ -109,7 +110,9 @@ def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path:
     assert kinds(parts) == [0, BAD, 0, BAD]
     found = records(plan, parts)
     assert sorted(found) == [1, 3]
-    assert found[1].line == 2 and b"line 2" in found[1].body and found[1].status == 400
+    assert found[1].line == 2
+    assert b"line 2" in found[1].body
+    assert found[1].status == 400
     assert found[3].custom_id == b"x"
     assert plan.bad == 2
 
@@ -144,7 +147,8 @@ def test_nul_and_lone_surrogates_are_good_lines_and_keep_their_custom_id(tmp_pat
     _, parts = index(tmp_path, line("\ud800\x00", body=body) + b"\n" + line("two"))
     assert kinds(parts) == [0, 0]
     found = parse_line(line("\ud800\x00", body=body))
-    assert isinstance(found, Row) and found.custom_id == "\ud800\x00"
+    assert isinstance(found, Row)
+    assert found.custom_id == "\ud800\x00"
     assert json.loads(found.body) == body
 
 
@@ -164,7 +168,8 @@ def test_seeds_come_from_the_body_or_from_input_and_row(tmp_path: Path) -> None:
     assert plan.seed(0) == plan.seed(0) != plan.seed(1)
     assert 0 <= plan.seed(0) < 2**63
     found = parse_line(line("a", body={"messages": [], "seed": 5}))
-    assert isinstance(found, Row) and found.seed == 5
+    assert isinstance(found, Row)
+    assert found.seed == 5
 
 
 def test_a_batch_refuses_another_input_but_not_a_touched_one(tmp_path: Path) -> None:
