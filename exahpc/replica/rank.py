@@ -88,7 +88,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     world.Barrier()
     log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
     if mouth is None:
-        follow(worker, world.rank)
+        follow(worker)
     else:
         tokens = kv_tokens(pool, context)
         limits = Limits(pool.max_sequences, tokens, context, chunk, grid.stages, stage.vocabulary_size)
@@ -99,12 +99,9 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     world.Barrier()
 
 
-def follow(worker: Worker, rank: int) -> None:
-    while True:
-        plan = worker.receive()
-        if plan.stop:
-            return
-        fault(rank, f"step{worker.step + 1}")
+def follow(worker: Worker) -> None:
+    """The loop of all ranks but the head."""
+    while not (plan := worker.receive()).stop:
         worker.run(plan)
 
 

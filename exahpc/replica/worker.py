@@ -17,8 +17,9 @@ from exahpc.replica.engine.attention import Step
 from exahpc.replica.engine.group import buffer
 from exahpc.replica.engine.sampler import sample
 from exahpc.replica.engine.stage import Stage
+from exahpc.replica.guard import fault
 from exahpc.replica.plan import Plan, Row
-from exahpc.replica.waiting import wait
+from exahpc.replica.waiting import IDLE_PER_RANK, wait
 
 _HIDDEN, _TOKENS, _LOGITS = 1, 2, 3
 
@@ -56,7 +57,7 @@ class Worker:
 
     def receive(self) -> Plan:
         """Other ranks: the next plan."""
-        wait(self._grid.world.Ibcast(self._plan, root=0))
+        wait(self._grid.world.Ibcast(self._plan, root=0), IDLE_PER_RANK * self._grid.world.size)
         return plans.decode(memoryview(self._plan))
 
     # --- iterations -----------------------------------------------------------------------------------------
@@ -64,6 +65,7 @@ class Worker:
     def run(self, plan: Plan) -> list[int] | None:
         """This rank's part of one iteration; the sampled tokens where this rank is the sampler."""
         self.step += 1
+        fault(self._grid.world.rank, f"step{self.step}")
         self._release()
         stage, grid = self._stage, self._grid
         for slot in plan.wipe:

@@ -1,7 +1,7 @@
 """mpirun -n TP*PP python grid_program.py TP PP SCRIPT: many checks in one start of the ranks.
 
-SCRIPT is JSON: a list of {folder, sequences, context, chunk, order, admits}; admits are the fields of Admit, plus
-`at`: the iteration in which it arrives. The real head loop and worker run; only the socket is replaced by a script.
+SCRIPT is JSON: a list of {folder, sequences, context, chunk, admits}; admits are the fields of Admit and `at`,
+the iteration in which it arrives. The real head loop and worker run; only the socket is replaced by a script.
 Prints one JSON line: for each entry {sequence: [tokens, reason]}.
 """
 
@@ -88,7 +88,7 @@ def main() -> None:
             Head(script, Scheduler(limits), worker, hello, pipelined=pp > 1).run()  # type: ignore[arg-type]
             results.append({n: [script.tokens[n], script.reasons[n]] for n in script.tokens})
         else:
-            follow(worker, MPI.COMM_WORLD.rank)
+            follow(worker)
         worker.finish()
         MPI.COMM_WORLD.Barrier()
     if grid.is_head:
