@@ -97,18 +97,18 @@ class Gateway:
         most = self._limits.max_body_bytes
         if declared > most:
             raise _too_large(declared, most)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            parts, size = [body], len(body)
-            while message.get("more_body"):
-                message = await receive()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > most:
-                    raise _too_large(size, most)
-            body = b"".join(parts)
-        return None if message["type"] == "http.disconnect" else body
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message["body"])
+            more = message["more_body"]
+            size += len(parts[-1])
+            if size > most:
+                raise _too_large(size, most)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _complete(
         self, kind: Kind, body: bytes, scope: dict[str, Any], receive: Receive, send: Send

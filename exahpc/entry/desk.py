@@ -45,7 +45,7 @@ class Desk:
         self._attempts = limits.attempts
         self._patience = limits.queue_seconds
         # the agent kills a stalled replica itself and says so; this is for an agent that says nothing any more
-        self._silence = 1.25 * deployment.recovery.stall_seconds + 10.0
+        self._silence = 1.5 * deployment.recovery.stall_seconds + 1.0
         self.router = Router(draw)
         self.ledger = Ledger()
         self.admission = Admission(limits.max_waiting, limits.queue_seconds)

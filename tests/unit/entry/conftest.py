@@ -48,6 +48,7 @@ class Running:
         self.folder, self.index = folder, index
         self.log = folder.path / f"entry-{index}-{time.monotonic_ns()}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[str, int] = {}
 
     def start(self) -> Running:
         argv = [
@@ -92,20 +93,34 @@ class Running:
         return {"Authorization": f"Bearer {KEY}"}
 
     def client(self, retries: int = 0) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.base + "/v1", api_key=KEY, max_retries=retries, timeout=30.0)
+        plain = httpx.Client(verify=False, timeout=30.0)  # reading the system's certificates takes its time
+        return openai.OpenAI(base_url=self.base + "/v1", api_key=KEY, max_retries=retries, http_client=plain)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        options = {"headers": self.headers, "timeout": 30.0, "verify": False} | options
+        return httpx.request(method, self.base + path, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.base + path, headers=options.pop("headers", self.headers), timeout=30.0, **options)
+        return self.request("GET", path, **options)
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.post(self.base + path, headers=options.pop("headers", self.headers), timeout=30.0, **options)
+        return self.request("POST", path, **options)
 
     def ready(self, replicas: int) -> None:
         self.until(lambda: self.get("/health").json()["ready"] == replicas)
 
+    def metrics(self) -> dict[str, int]:
+        lines = [line for line in self.get("/metrics").text.splitlines() if line[0] != "#"]
+        return {
+            name.replace('{entry="0"}', "").replace('entry="0",', ""): int(n) for name, n in map(str.split, lines)
+        }
+
+    def mark(self) -> None:
+        """From now on counters count from here."""
+        self._before = {name: n for name, n in self.metrics().items() if "_total" in name}
+
     def metric(self, name: str) -> int:
-        lines = self.get("/metrics").text.splitlines()
-        return sum(int(line.split()[-1]) for line in lines if line.startswith(name))
+        return self.metrics()[name] - self._before.get(name, 0)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and return its exit code."""
@@ -123,29 +138,51 @@ def make_folder(path: Path, head: str = "", limits: str = "", recovery: str = ""
     return folder
 
 
-@pytest.fixture
-def folder(request: pytest.FixtureRequest) -> Iterator[Folder]:
-    """A deployment's folder; `@pytest.mark.parametrize("folder", [{...}], indirect=True)` sets its sections."""
+class Own:
+    """One entry of its own with two stub agents."""
+
+    def __init__(self, home: str, sections: dict[str, str]) -> None:
+        self.folder = make_folder(Path(home) / "unit", **sections)
+        self.fleet = Fleet(self.folder)
+        self.entry = Running(self.folder)
+        self.fleet.renew()
+        self.entry.start().ready(2)
+
+    def close(self) -> None:
+        self.entry.stop(signal.SIGKILL)
+        self.fleet.close()
+
+
+def _own(sections: dict[str, str]) -> Iterator[Own]:
     with tempfile.TemporaryDirectory(prefix="exahpc-entry-") as home:
-        yield make_folder(Path(home) / "unit", **getattr(request, "param", {}))
+        made = Own(home, sections)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 @pytest.fixture
-def fleet(folder: Folder) -> Iterator[Fleet]:
-    made = Fleet(folder)
-    yield made
-    made.close()
+def own(request: pytest.FixtureRequest) -> Iterator[Own]:
+    """For tests that kill the entry, or set sections of the deployment file through an indirect parameter."""
+    yield from _own(getattr(request, "param", {}))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Own]:
+    yield from _own({})
 
 
 @pytest.fixture
-def entry(folder: Folder, fleet: Fleet) -> Iterator[Running]:
-    """An entry with two stub agents, ready."""
-    fleet.agent(0)
-    fleet.agent(1)
-    fleet.publish()
-    running = Running(folder)
-    try:
-        running.start().ready(2)
-        yield running
-    finally:
-        running.stop(signal.SIGKILL)
+def fleet(shared: Own) -> Fleet:
+    """Two fresh agents behind the entry that tests share."""
+    shared.fleet.renew()
+    shared.entry.until(lambda: shared.entry.metric("exahpc_agents") == 2)
+    shared.entry.ready(2)
+    shared.entry.mark()
+    return shared.fleet
+
+
+@pytest.fixture
+def entry(shared: Own, fleet: Fleet) -> Running:
+    return shared.entry

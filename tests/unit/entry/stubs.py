@@ -30,8 +30,8 @@ class StubAgent:
         self.capacity, self.weight = 64, 1.0
         self.interval = 0.002
         self.full = self.mute = self.skip_index = False
-        self.die_at: int | None = None  # close the link when a request reaches that many tokens
-        self.fail_at: int | None = None  # Failed(retry) there
+        self.die_at: dict[int, int] = {}  # attempt -> close the link when it has reached that many tokens
+        self.fail_at: dict[int, int] = {}  # attempt -> Failed(retry) there
         self.own_exit = False
         self.error: m.Failed | None = None
         self.submits: list[m.Submit] = []
@@ -84,10 +84,10 @@ class StubAgent:
         role = submit.first and submit.kind == "chat"
         for i in range(start, count):
             await asyncio.sleep(self.interval)
-            if i == self.die_at:
+            if i == self.die_at.get(submit.attempt):
                 self.server.close()
                 return
-            if i == self.fail_at:
+            if i == self.fail_at.get(submit.attempt):
                 failed = m.Failed(
                     submit.request, submit.attempt, 500, "the replica died", retry=True, own_exit=self.own_exit
                 )
@@ -161,7 +161,7 @@ class Fleet:
         self.agents: dict[int, StubAgent] = {}
         self.hellos: list[m.EntryHello] = []
         self.beats: list[m.EntryBeat] = []
-        self.epoch, self.version = 0, 0
+        self.epoch, self.version, self._incarnation = 0, 0, 0
         self._peers: set[bytes] = set()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -215,6 +215,16 @@ class Fleet:
         """Start an agent; `publish` makes it known."""
         self.agents[task] = self.call(lambda: StubAgent(self.key, task, incarnation))
         return self.agents[task]
+
+    def renew(self) -> None:
+        """Two fresh agents instead of all others, known to all entries."""
+        for old in self.agents.values():
+            self.call(old.close)
+        self.agents.clear()
+        self._incarnation += 1
+        for task in (0, 1):
+            self.agent(task, self._incarnation)
+        self.publish()
 
     def publish(self) -> None:
         """Push the present table."""
