@@ -24,7 +24,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-mkdir -p "$out"
+rm -rf "$out" && mkdir -p "$out"
 started=1
 show up "$here/laptop.toml" --name "$name"
 show chat "$name" "Why is the sky blue? Answer in two sentences." --max-tokens 80

@@ -35,16 +35,17 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     generation.
     """
     deployment = prepare.read(file, name)
-    ledgers = prepare.check_model(deployment)
     path = place.home() / deployment.name
     if dry_run:
-        _explain(deployment, ledgers, path)
+        _explain(deployment, path)
+    ledgers = prepare.check_model(deployment)
+    _show_memory(deployment, ledgers)
+    if dry_run:
         return
     prepare.check_programs(deployment)
     client = slurm_client(deployment)
     start.refuse_twice(path, client)
     folder, key = prepare.create(path, deployment)
-    _show_memory(deployment, ledgers)
     start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
     if wait:
         _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
@@ -61,8 +62,8 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     )
 
 
-def _explain(deployment: Deployment, ledgers: dict[str, Ledger], path: Path) -> None:
-    _show_memory(deployment, ledgers)
+def _explain(deployment: Deployment, path: Path) -> None:
+    """The command lines are worth seeing even where the model is not."""
     commands, files = start.plan(deployment, path)
     for argv in commands:
         click.echo(shlex.join(argv))
@@ -73,7 +74,16 @@ def _explain(deployment: Deployment, ledgers: dict[str, Ledger], path: Path) -> 
 
 def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
     table = Table(
-        "pool", "replicas", "grid", "nodes", "weights", "KV cache", "fullest rank", box=None, pad_edge=False
+        "pool",
+        "replicas",
+        "grid",
+        "nodes",
+        "weights",
+        "KV cache",
+        "KV tokens",
+        "fullest rank",
+        box=None,
+        pad_edge=False,
     )
     for pool in deployment.pool:
         ledger = ledgers[pool.name]
@@ -83,7 +93,8 @@ def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
             f"TP {pool.tensor_parallel} x PP {pool.pipeline_parallel}",
             str(pool.tasks * pool.nodes_per_replica),
             memory(ledger.weights),
-            f"{memory(ledger.kv)} ({ledger.kv_tokens} tokens)",
+            memory(ledger.kv),
+            str(ledger.kv_tokens),
             memory(ledger.rank_weights + ledger.rank_kv),
         )
     notes.print(table)

@@ -39,6 +39,7 @@ def submit(
     Raises SlurmError with the refused part's name and Slurm's own words.
     """
     book = JobBook(None, {})
+    folder.logs("slurm", "any")  # Slurm does not make the directory that its own output goes to
     for name, submission in wanted.items():
         try:
             job = client.submit(submission)
