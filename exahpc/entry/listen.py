@@ -26,6 +26,8 @@ from exahpc.wire.tls import ensure_authority, issue_server
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 4096
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -127,8 +129,7 @@ def _bound(bind: str, port: int, *, share: bool) -> socket.socket:
         if share:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((bind, port))
-        if not share:
-            sock.listen(1)  # with SO_REUSEADDR only this tells whether somebody listens
+        sock.listen(BACKLOG)  # before anybody learns the port; without share only this tells whether it is taken
     except OSError as error:
         sock.close()
         raise LinkError(f"cannot listen on {bind} port {port} (head.bind, head.port): {error}") from error

@@ -17,7 +17,7 @@ from exahpc.entry.app import Gateway
 from exahpc.entry.connection import Connection, bounded
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.keys import Keys
-from exahpc.entry.listen import Listener, listen
+from exahpc.entry.listen import BACKLOG, Listener, listen
 from exahpc.wire import link
 from exahpc.wire.folder import Folder
 
@@ -81,7 +81,7 @@ def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvi
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=4096,
+        backlog=BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         **tls,
