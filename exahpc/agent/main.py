@@ -28,6 +28,7 @@ from exahpc.agent.starter import Starter
 from exahpc.agent.steps import Step
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import ExahpcError
+from exahpc.openai.body import Kind
 from exahpc.slurm import here
 from exahpc.wire import link
 from exahpc.wire.address import host_address
@@ -51,7 +52,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 SYNC_SECONDS = 0.2
-DRAIN_SECONDS = 20.0  # after a signal: Slurm kills 30 s after TERM (KillWait), and stopping takes some of them
+TERM_DRAIN_SECONDS = 20.0  # Slurm kills 30 s after TERM (KillWait), and stopping takes some of them
+WARNED_DRAIN_SECONDS = 60.0  # the warning comes 2 minutes before the end, give or take half a minute
 FAREWELL_SECONDS = 0.3  # for the last messages to leave: closing a socket drops what is still in it
 
 
@@ -112,15 +114,12 @@ class Agent:
             log.info("adopting slot %d, incarnation %d", step.record.slot, step.record.incarnation)
             self._emit(events.Adopted(step.record.slot, step.record.incarnation, step.record.ready))
             self._watch(step)
-        for number, reason, requeue in (
-            (signal.SIGUSR1, "Slurm's warning before walltime or preemption", True),
-            (signal.SIGTERM, "told to end (SIGTERM)", False),
-            (signal.SIGINT, "told to end (SIGINT)", False),
-        ):
-            self._loop.add_signal_handler(number, self._told_to_end, reason, requeue)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._warned)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._told_to_end, number)
         self._control.open()
         if os.environ.get("EXAHPC_WARNED"):  # the warning came while no agent lived
-            self._told_to_end("Slurm's warning before walltime or preemption", True)
+            self._warned()
         ticking = self._loop.create_task(self._tick_for_ever())
         syncing = self._loop.create_task(self._sync_for_ever())
         try:
@@ -133,9 +132,13 @@ class Agent:
                 task.cancel()
             self._close()
 
-    def _told_to_end(self, reason: str, requeue: bool) -> None:
-        log.info("%s: draining", reason)
-        self._emit(events.Drain(DRAIN_SECONDS, reason, requeue))
+    def _warned(self) -> None:
+        """Walltime or preemption is near: finish, and let Slurm run this task again."""
+        self._emit(events.Drain(WARNED_DRAIN_SECONDS, "Slurm's warning before the end", requeue=True))
+
+    def _told_to_end(self, number: signal.Signals) -> None:
+        """Somebody ends this task; whether it runs again is theirs to say."""
+        self._emit(events.Drain(TERM_DRAIN_SECONDS, f"told to end ({number.name})", requeue=False))
 
     async def _farewell(self, finish: events.Finish) -> int:
         log.info("ending with code %d: %s", finish.code, finish.reason)
@@ -310,7 +313,8 @@ class Agent:
         free = {slot: self._relay.free(slot) for slot in self._replicas}
         for slot, count in free.items():
             for row in self._worker.next_rows(count) if count > 0 else []:
-                self._act(self._relay.row(row.key, row.kind, row.body, row.seed, slot, self._loop.time()))
+                kind: Kind = "chat" if row.kind == "chat" else "completion"
+                self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
         if self._control.up and (rows := self._worker.wanted(sum(free.values()))):
             self._control.send(LeaseWanted(rows))
 

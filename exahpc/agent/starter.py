@@ -51,6 +51,7 @@ class Starter:
             socket=listen,
             log_file=self._folder.logs(f"{pool.name}-{self._task}", f"replica-{slot}.{incarnation}.log"),
             deployment=self._digest,
+            scratch=listen.with_suffix(".tmp") if self._deployment.launcher.kind == "local" else None,
         )
 
     def _argv(self, name: str, program: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ _LOG_TAIL = 128 * 1024
 
 class StepRecord(msgspec.Struct, frozen=True):
     """What another agent must know to adopt a step. started: clock ticks since boot; deployment: digest of the
-    deployment file that it serves; ready: its canary answered; shm: files in /dev/shm that it maps."""
+    deployment file that it serves; scratch: directory for its temporary files, "" for none; ready: its canary
+    answered; shm: files in /dev/shm that it maps."""
 
     pool: str
     slot: int
@@ -39,6 +40,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     socket: str
     log: str
     deployment: str
+    scratch: str = ""
     ready: bool = False
     shm: tuple[str, ...] = ()
 
@@ -77,8 +79,15 @@ class Step:
         socket: Path,
         log_file: Path,
         deployment: str,
+        scratch: Path | None = None,
     ) -> Step:
-        """Start a step and record it. Blocks for as long as a fork takes. Raises OSError."""
+        """Start a step and record it. Blocks for as long as a fork takes. Raises OSError.
+
+        scratch: made, given to the step as TMPDIR, and removed with it (a killed mpirun leaves its files behind).
+        """
+        if scratch is not None:
+            scratch.mkdir(mode=0o700, exist_ok=True)
+            environment = {**environment, "TMPDIR": str(scratch)}
         fd = os.open(log_file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             os.write(fd, f"$ {' '.join(argv)}\n".encode())
@@ -96,6 +105,7 @@ class Step:
             socket=str(socket),
             log=str(log_file),
             deployment=deployment,
+            scratch=str(scratch or ""),
         )
         step = Step(record, child)
         step._save()
@@ -212,9 +222,10 @@ def adoptable(runtime: Path, pool: str, slots: Sequence[int], deployment: str, f
         if slot in slots and socket not in kept:
             log.warning("process %d is an unrecorded step of slot %d: killing it", pid, slot)
             _clear([pid, *processes.family(None, socket)], socket)
-    for path in runtime.glob(f"{pool}.*.sock"):
-        if path.name.split(".")[1] in map(str, slots) and str(path) not in kept:
-            path.unlink(missing_ok=True)
+    for slot in slots:
+        for path in runtime.glob(f"{pool}.{slot}.*.*"):
+            if not any(socket.startswith(f"{path.with_suffix('')}.") for socket in kept):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return found
 
 
@@ -249,6 +260,8 @@ def _discard(record: StepRecord) -> None:
     for name in (*record.shm, record.socket):
         with contextlib.suppress(OSError):
             os.unlink(name)
+    if record.scratch:
+        shutil.rmtree(record.scratch, ignore_errors=True)
     current = _read(record.path)
     if current is not None and current.incarnation == record.incarnation:
         record.path.unlink(missing_ok=True)
