@@ -9,8 +9,8 @@ from exahpc.deployment import parse
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, SlurmError
 from exahpc.launch import cluster, local, ready
-from exahpc.slurm import scripts
 from exahpc.slurm.api import SlurmClient
+from exahpc.slurm.scripts import directory
 from exahpc.wire.folder import Folder
 
 SLURM_PACE = 10.0
@@ -19,7 +19,7 @@ SLURM_PACE = 10.0
 
 def plan(deployment: Deployment, path: Path) -> tuple[list[tuple[str, ...]], list[Path]]:
     """(command lines in their order, files that they run)."""
-    found = scripts.directory()
+    found = directory()
     files = sorted(
         file for file in found.iterdir() if file.name in ("head.sbatch", "replica.sbatch", "supervise.sh")
     )
@@ -57,7 +57,7 @@ def begin(
     """Start or submit everything. Raises SlurmError when Slurm refuses; then nothing stays submitted."""
     for name in ("head.json", "endpoint.json"):  # of an earlier life: nobody may wait on an old address
         (folder.path / name).unlink(missing_ok=True)
-    found = scripts.directory()
+    found = directory()
     if client is None:
         commands = local.commands(deployment, folder.path, found)
         local.start(folder, commands)
