@@ -39,12 +39,13 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     if dry_run:
         _explain(deployment, path)
     ledgers = prepare.check_model(deployment)
-    _show_memory(deployment, ledgers)
     if dry_run:
+        _show_memory(deployment, ledgers)
         return
     prepare.check_programs(deployment)
     client = slurm_client(deployment)
     start.refuse_twice(path, client)
+    _show_memory(deployment, ledgers)
     folder, key = prepare.create(path, deployment)
     start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
     if wait:
@@ -53,12 +54,12 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         notes.print(f"[bold green]READY[/] {deployment.wanted_replicas} replicas of {deployment.served_name}")
         if endpoint is not None:
             click.echo(endpoint.url)
-    if key is not None:
-        notes.print(f"API key (shown once; kept in {path / 'secrets' / 'api_keys'}):", soft_wrap=True)
-        click.echo(key)
     shown = shlex.quote(deployment.name)
+    if key is not None:
+        notes.print(f"API key (shown once; later: exahpc key {shown}):", soft_wrap=True)
+        click.echo(key)
     notes.print(
-        f'Next: exahpc chat {shown} "Hello" | exahpc url {shown} | exahpc status {shown} | exahpc down {shown}'
+        f'Next: exahpc chat {shown} "Hello", exahpc url {shown}, exahpc status {shown}, exahpc down {shown}'
     )
 
 
@@ -81,7 +82,7 @@ def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
         "weights",
         "KV cache",
         "KV tokens",
-        "fullest rank",
+        "a rank",
         box=None,
         pad_edge=False,
     )
