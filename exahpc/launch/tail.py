@@ -8,6 +8,12 @@ from pathlib import Path
 _PIECE = 256 * 1024
 
 
+def log_files(root: Path, words: Sequence[str] = ()) -> list[Path]:
+    """Logs below `root` whose path holds one of these words (all, without words)."""
+    found = sorted(path for path in root.rglob("*") if path.suffix in (".log", ".out"))
+    return [path for path in found if not words or any(word in str(path.relative_to(root)) for word in words)]
+
+
 class Follower:
     """Remembers how far each file was told. `lines`: how much of a file is shown when it is first seen."""
 
