@@ -144,9 +144,15 @@ class FrameReader(Generic[T]):
             )
 
     def one(self, start: int) -> T:
-        """The frame that begins at `start`."""
-        for _, _, value in self.frames(start):
-            return value
+        """The frame that begins at `start`. Raises BatchError when it is damaged."""
+        fd = self._file.fileno()
+        head = os.pread(fd, HEAD.size, start)
+        if len(head) == HEAD.size:
+            length, crc = HEAD.unpack(head)
+            payload = os.pread(fd, length, start + HEAD.size) if length <= _LONGEST else b""
+            if len(payload) == length and zlib.crc32(payload, zlib.crc32(head[:4])) == crc:
+                value: T = self._decode(payload)
+                return value
         raise BatchError(f"{self.path} is damaged at byte {start}: restore the file, or run the batch again")
 
     def close(self) -> None:

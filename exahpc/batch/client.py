@@ -1,0 +1,101 @@
+"""One `exahpc batch run` at a time for one output: claims by number, without locks (parallel file systems).
+
+The newest claim owns the folder. Its owner touches it while it lives; a new client takes over only when the newest
+claim is released, its process is gone (same host), or it was not touched for a while. An owner that slept so long
+notices that it was replaced before it writes again, and cannot overwrite anything (see `segments.publish`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from exahpc.batch.plan import Parts
+from exahpc.errors import BatchError
+from exahpc.wire.folder import write_atomic
+
+STALE_SECONDS = 60.0
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Who owns a folder. released: ended in order."""
+
+    host: str
+    pid: int
+    released: bool = False
+
+
+def _newest(folder: Path) -> int:
+    return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
+
+
+def _process_lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class Owner:
+    """Holds the folder while it lives: call `beat` at least every few seconds, `release` at the end."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Raises BatchError while another client works on this output."""
+        self._folder = parts.clients
+        newest = _newest(self._folder)
+        if newest and not self._free(newest):
+            raise BatchError(
+                f"another `exahpc batch run` works on {parts.path} ({self._read(newest)}): wait for it, or end it "
+                f"and try again after {STALE_SECONDS:g} s"
+            )
+        self.number = newest + 1
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            raise BatchError(f"another `exahpc batch run` has just begun on {parts.path}") from None
+        self._write(Claim(socket.gethostname(), os.getpid()))
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / str(self.number)
+
+    def _write(self, claim: Claim) -> None:
+        write_atomic(self._path, msgspec.json.encode(claim))
+
+    def _read(self, number: int) -> Claim | None:
+        try:
+            return msgspec.json.decode((self._folder / str(number)).read_bytes(), type=Claim)
+        except msgspec.MsgspecError:
+            return None  # claimed a moment ago
+
+    def _free(self, number: int) -> bool:
+        claim = self._read(number)
+        if claim is not None and claim.released:
+            return True
+        if claim is not None and claim.host == socket.gethostname():
+            return not _process_lives(claim.pid)
+        return self._file_system_now() - (self._folder / str(number)).stat().st_mtime > STALE_SECONDS
+
+    def _file_system_now(self) -> float:
+        """The clock that stamps files; the one of this node may differ."""
+        probe = self._folder / f".probe.{socket.gethostname()}.{os.getpid()}"
+        probe.write_bytes(b"")
+        now = probe.stat().st_mtime
+        probe.unlink(missing_ok=True)
+        return now
+
+    def beat(self) -> None:
+        """Say that this client lives. Raises BatchError when it was replaced."""
+        if _newest(self._folder) != self.number:
+            raise BatchError(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
+        os.utime(self._path)
+
+    def release(self) -> None:
+        if _newest(self._folder) == self.number:
+            self._write(Claim(socket.gethostname(), os.getpid(), released=True))

@@ -1,0 +1,178 @@
+"""What `exahpc batch run` does: validate or resume, let the broker run it, roll segments, write results.h5.
+
+Every step may be killed; the same command goes on from what is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exahpc.batch.client import Owner
+from exahpc.batch.plan import BatchPlan, Parts, digest_of, same_input
+from exahpc.batch.results import Results, Summary, write_results
+from exahpc.batch.segments import Roller
+from exahpc.batch.source import index_file
+from exahpc.errors import BatchError, LinkError
+from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
+
+__all__ = ["Prepared", "Roller", "Summary", "drive", "finish", "prepare"]
+
+Progress = Callable[[int, int], None]
+Question = BatchOpen | BatchQuery | BatchCancel
+_ROLL_SECONDS = 5.0
+
+
+def _quiet(done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A validated batch that this process owns. resumed: an earlier run began it; summary: it is done already."""
+
+    plan: BatchPlan
+    parts: Parts
+    output: Path
+    owner: Owner
+    resumed: bool
+    summary: Summary | None = None
+
+    @property
+    def question(self) -> BatchOpen:
+        """What to tell the broker."""
+        return BatchOpen(self.plan.batch, str(self.parts.path))
+
+    def release(self) -> None:
+        """Let another client go on. Call when this one ends, however it ends."""
+        self.owner.release()
+
+
+def prepare(
+    source: Path,
+    output: Path,
+    *,
+    served_name: str | None = None,
+    skip_bad: bool = False,
+    progress: Progress = _quiet,
+) -> Prepared:
+    """Validate `source` for `output`, or find what an earlier run of the same command left.
+
+    served_name: the model's name, when known; rows that name another model are bad. skip_bad: bad rows become
+    error records. progress(bytes done, bytes in all). Raises BatchError with all bad lines, for another input
+    than the one that `output` was begun with, and while another client works on `output`.
+    """
+    output = output.absolute()
+    if not output.parent.is_dir():
+        raise BatchError(f"folder {output.parent} of the output does not exist: make it, or choose another output")
+    parts = Parts.of(output)
+    finished = _finished(output, source, parts)
+    parts.create()
+    owner = Owner(parts)
+
+    def beat(done: int, total: int) -> None:
+        owner.beat()
+        progress(done, total)
+
+    try:
+        plan = parts.plan()
+        resumed = plan is not None
+        if plan is not None:
+            same_input(plan, source)
+            if served_name is not None and plan.model not in (None, served_name):
+                raise BatchError(
+                    f"{parts.path} was begun for model {plan.model!r}, this deployment serves {served_name!r}: "
+                    f"choose another output"
+                )
+        else:
+            batch = f"batch_{os.urandom(12).hex()}"
+            plan = index_file(source, parts, batch, model=served_name, skip_bad=skip_bad, progress=beat)
+            parts.save(plan)
+        return Prepared(plan, parts, output, owner, resumed, finished)
+    except BaseException:
+        owner.release()
+        raise
+
+
+def _finished(output: Path, source: Path, parts: Parts) -> Summary | None:
+    """The summary of results that are complete. Raises BatchError when `output` is something else."""
+    if not output.exists():
+        return None
+    results = Results(output)
+    try:
+        plan = parts.plan()
+        same = results.batch == plan.batch if plan else results.digest == digest_of(source)
+        if not same:
+            raise BatchError(f"{output} holds the results of another batch: choose another output, or remove it")
+        return results.summary()
+    finally:
+        results.close()
+
+
+def drive(
+    prepared: Prepared,
+    ask: Callable[[Question], BatchState | Refused],
+    report: Callable[[BatchStatus | None], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    poll_seconds: float = 0.5,
+) -> Summary:
+    """Have the batch run to its end and return what came out.
+
+    ask: one question to the broker; a LinkError means that the head is away, and the question is asked again.
+    report: the status after each answer, None while the head is away. Raises BatchError when the batch failed or
+    was cancelled; what is done stays on disk.
+    """
+    if prepared.summary is not None:
+        return prepared.summary
+    roller = Roller(prepared.parts, prepared.plan, beat=prepared.owner.beat)
+    question: Question = prepared.question
+    roll_at = clock()
+    while True:
+        prepared.owner.beat()
+        try:
+            answer = ask(question)
+        except LinkError:
+            report(None)
+            sleep(poll_seconds)
+            continue
+        if isinstance(answer, Refused):
+            if isinstance(question, BatchOpen):
+                raise BatchError(f"the broker refuses this batch: {answer.reason}")
+            question = prepared.question  # a broker that does not know it: open it there
+            continue
+        question = BatchQuery(prepared.plan.batch)
+        report(answer.status)
+        if answer.status.state == "finished":
+            return finish(prepared, roller)
+        if answer.status.state in ("failed", "cancelled"):
+            note = answer.status.note or "the same command goes on with it"
+            raise BatchError(f"batch {prepared.plan.batch} was {answer.status.state}: {note}")
+        if clock() >= roll_at:
+            roller.roll()
+            roll_at = clock() + _ROLL_SECONDS
+        sleep(poll_seconds)
+
+
+def finish(
+    prepared: Prepared, roller: Roller | None = None, *, keep_parts: bool = True, progress: Progress = _quiet
+) -> Summary:
+    """Roll what is left and write the results file. Raises BatchError while rows are missing."""
+    owner = prepared.owner
+    roller = roller or Roller(prepared.parts, prepared.plan, beat=owner.beat)
+    roller.roll(everything=True)
+
+    def beat(done: int, total: int) -> None:
+        owner.beat()
+        progress(done, total)
+
+    summary = write_results(prepared.output, prepared.parts, prepared.plan, beat)
+    owner.release()
+    if not keep_parts:
+        shutil.rmtree(prepared.parts.path)
+    return summary
