@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from exahpc.errors import SlurmError
+
 JobState = Literal["pending", "running", "completing", "requeued", "suspended", "completed", "failed", "lost"]
 """`failed` covers every ending that Slurm will not run again; `lost` means Slurm does not know the job (any more);
 `requeued` is PENDING after a requeue, PREEMPTED or NODE_FAIL on its way back."""
@@ -66,6 +68,10 @@ class Submission(msgspec.Struct, frozen=True):
             self.script,
             *self.arguments,
         )
+
+
+class RequeueDisabled(SlurmError):
+    """This job, or every job of the site, may not be requeued: submit anew instead."""
 
 
 class SlurmClient(Protocol):

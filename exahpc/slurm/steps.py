@@ -73,7 +73,7 @@ def replica_step(deployment: Deployment, pool: Pool, environ: Mapping[str, str],
 
 
 def device_flags(resources: SlurmResources, devices: int) -> tuple[str, ...]:
-    """`devices` accelerators on each node for one step, spelled as the job spelled them; () where the job has none.
+    """`devices` accelerators on each node for one step, spelled as the job spelled them; () where it has none.
 
     Other generic resources of the job ("nvme:1") are left to the job: steps do not divide them.
     """

@@ -1,0 +1,29 @@
+"""What the environment tells about the job that this process runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from exahpc.slurm.features import has_requeue_exit as has_requeue_exit
+
+
+def task_id(environ: Mapping[str, str] | None = None) -> str | None:
+    """Id of our own job as scontrol and scancel must be given it; None outside Slurm.
+
+    "<array>_<task>" inside an array: SLURM_JOB_ID of one of its tasks is the array's own id, and requeueing that
+    would requeue every task. The bare id only of a job that is no array.
+    """
+    environ = os.environ if environ is None else environ
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return f"{array}_{task}"
+    if array or task:
+        return None  # half an array id: whatever it is, no id that may be acted upon
+    return environ.get("SLURM_JOB_ID") or None
+
+
+def restarts(environ: Mapping[str, str] | None = None) -> int:
+    """Times that Slurm has requeued this job."""
+    text = (os.environ if environ is None else environ).get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdigit() else 0
