@@ -104,7 +104,10 @@ class Cluster:
 
 
 def avoiding(submission: Submission, nodes: tuple[str, ...]) -> Submission:
-    """The same submission, kept off these nodes."""
+    """The same submission, kept off these nodes too: sbatch takes the last --exclude only, so they are joined."""
     if not nodes:
         return submission
-    return msgspec.structs.replace(submission, flags=(*submission.flags, f"--exclude={','.join(nodes)}"))
+    flag = "--exclude="
+    earlier = [value.removeprefix(flag) for value in submission.flags if value.startswith(flag)]
+    others = tuple(value for value in submission.flags if not value.startswith(flag))
+    return msgspec.structs.replace(submission, flags=(*others, flag + ",".join([*earlier, *nodes])))

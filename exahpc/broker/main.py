@@ -25,7 +25,7 @@ from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
 from exahpc.broker.values import Changed, Down, FleetAction, Ignored, Superseded, Tell, Up
 from exahpc.deployment.spec import Deployment
-from exahpc.errors import SlurmError
+from exahpc.errors import ExahpcError
 from exahpc.wire import link
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, HeadRecord
@@ -286,7 +286,7 @@ class Broker:
             await asyncio.sleep(2.0)  # agents that said good-bye end their jobs by themselves
             try:
                 await self._cluster.cancel_pools()
-            except SlurmError as error:
+            except ExahpcError as error:
                 _log.error("the pools' jobs could not be cancelled, `exahpc down` tries again: %s", error)
         (self._folder.path / "head.json").unlink(missing_ok=True)
         self._stop(EXIT_OVER, "the deployment is drained")

@@ -16,7 +16,8 @@ from exahpc.broker.journal import Journal
 from exahpc.broker.memory import Begun, Ended, Excluded, NoRequeue
 from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.values import AgentView
-from exahpc.errors import SlurmError
+from exahpc.errors import ExahpcError
+from exahpc.slurm.api import RequeueDisabled
 
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster
@@ -69,7 +70,7 @@ class Rebuilder:
     async def _query(self, asked: float) -> None:
         try:
             pools, records = await self._cluster.query()
-        except SlurmError as error:  # never means that a job failed: the last answer stays
+        except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
             return
@@ -83,18 +84,18 @@ class Rebuilder:
         await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
         if act.suspect:
             self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
-        job, error = act.job, ""
+        job, error, disabled = act.job, "", False
         try:
             if self.draining or self._fleet.peer_of(act.key) is not None:
                 error = "not needed any more"
             else:
                 _log.warning("%s %s (job %s): %s", act.kind, act.key, act.job, act.why)
                 job = await self._cluster.perform(act)
-        except SlurmError as refused:
-            error = str(refused)
+        except ExahpcError as refused:
+            error, disabled = str(refused), isinstance(refused, RequeueDisabled)
             _log.error("%s of %s failed: %s", act.kind, act.key, refused)
         now = self._now()
-        if self.recovery.done(act.key, act.kind, job, error, now):
+        if self.recovery.done(act.key, act.kind, job, error, now, disabled=disabled):
             pool = act.key.rpartition("/")[0]
             _log.warning("pool %s: this site does not requeue; lost tasks are resubmitted", pool)
             self._journal.append(NoRequeue(at=now, pool=pool, why=error))
@@ -103,5 +104,5 @@ class Rebuilder:
     async def _adopt(self, pool: str, array: str) -> None:
         try:
             await self._cluster.adopt(pool, array)
-        except SlurmError as error:
+        except ExahpcError as error:
             _log.warning("array %s could not be noted for `down`: %s", array, error)

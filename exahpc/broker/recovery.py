@@ -42,7 +42,8 @@ class _Task:
     endings: int = 0
     doing: Kind | None = None
     acted: float = float("-inf")
-    settling: bool = False  # until Slurm's answers show our last deed
+    settling: bool = False  # until Slurm's answers show our last deed ...
+    unseen: bool = False  # ... which they cannot, when it may have made a job whose id nobody knows
     settled_run: tuple[str, int, tuple[str, ...]] | None = None
     refused: int = 0  # requeues that Slurm refused in a row
     story: str = ""
@@ -71,7 +72,8 @@ class Recovery:
                 self._tasks[key] = _Task(memory.placed.get(key, ""))
         for key, begun in memory.open.items():  # our predecessor died while asking Slurm: it may have happened
             if key in self._tasks:
-                self._tasks[key].acted, self._tasks[key].settling = begun.at, True
+                task = self._tasks[key]
+                task.acted, task.settling, task.unseen = begun.at, True, begun.kind == "resubmit"
         self._allowance = Allowance(limits or Limits.of_fleet(len(self._tasks)), memory.history, now)
         self._queried = float("-inf")
 
@@ -89,7 +91,7 @@ class Recovery:
         """An agent is alive in this job: whatever was under way has had its effect."""
         task = self._tasks[key]
         task.job = job or task.job
-        task.settling, task.refused, task.story = False, 0, ""
+        task.settling, task.unseen, task.refused, task.story = False, False, 0, ""
 
     def answered(self, records: Mapping[str, JobRecord], asked: float) -> None:
         """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
@@ -103,13 +105,14 @@ class Recovery:
             if run is not None and run != task.run:
                 task.running_since = asked
             task.record, task.asked, task.run = record, asked, run
-            if task.settling and task.acted < asked and (run is None or run != task.settled_run):
+            if not task.unseen and (run is None or run != task.settled_run):
                 task.settling = False
 
-    def done(self, key: str, kind: Kind, job: str, error: str, now: float) -> bool:
-        """A deed has ended; error: "" or why it failed; job: the new job of a resubmission.
+    def done(self, key: str, kind: Kind, job: str, error: str, now: float, *, disabled: bool = False) -> bool:
+        """A deed has ended; error: "" or why it failed; job: the new job of a resubmission; disabled: Slurm does
+        not requeue such jobs.
 
-        True when it shows that this pool's site cannot requeue (to be journalled).
+        True when that was news about the pool (to be journalled).
         """
         task = self._tasks[key]
         task.doing, task.acted = None, now
@@ -121,10 +124,11 @@ class Recovery:
             if kind != "requeue":
                 return False
             task.refused += 1
-            if "disabled" not in error.lower():
-                return False
-            self._no_requeue.add(key.rpartition("/")[0])
-            return True
+            pool = key.rpartition("/")[0]
+            news = disabled and pool not in self._no_requeue
+            if disabled:
+                self._no_requeue.add(pool)
+            return news
         task.settling, task.settled_run = True, task.run
         task.refused = 0
         if kind == "resubmit":
@@ -147,7 +151,7 @@ class Recovery:
                 if now - task.acted < self._patience.settle:
                     task.story = "waiting for Slurm to do what was asked"
                     continue
-                task.settling = False
+                task.settling = task.unseen = False
             verdict = judge(self._facts(view, task, blind), self._patience, now)
             if verdict.kind is None:
                 task.story = verdict.story
