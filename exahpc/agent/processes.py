@@ -48,18 +48,13 @@ def command(pid: int) -> list[bytes]:
 
 
 def family(session: int | None, socket: str) -> list[int]:
-    """Living processes of one step: its session's, and whoever has its socket on the command line (ranks that srun
-    or mpirun put into other sessions)."""
+    """Living processes of one step: those of its session, whoever has its socket on the command line (ranks that
+    srun or mpirun put into other sessions), and all of the sessions that these lead."""
     wanted = socket.encode()
-    found = []
-    for pid in _own():
-        stat = _stat(pid)
-        if stat is None:
-            continue
-        argv = command(pid)
-        if (session is not None and stat[0] == session) or (wanted in argv and _REPLICA in argv):
-            found.append(pid)
-    return found
+    sessions = {pid: stat[0] for pid in _own() if (stat := _stat(pid)) is not None}
+    leaders = {session} if session is not None else set()
+    named = {pid for pid in sessions if wanted in (argv := command(pid)) and _REPLICA in argv}
+    return [pid for pid, its in sessions.items() if pid in named or its in leaders or its in named]
 
 
 def replicas(folder: Path, pool: str) -> Iterator[tuple[int, int, str]]:
