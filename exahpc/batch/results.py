@@ -187,7 +187,30 @@ class Results:
             self._file.close()
             raise BatchError(f"{path} is not a results file of this version of exahpc")
         self.path = path
-        self.batch, self.digest = str(self._file.attrs["batch"]), str(self._file.attrs["input_sha256"])
+
+    @property
+    def batch(self) -> str:
+        return str(self._file.attrs["batch"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the input."""
+        return str(self._file.attrs["input_sha256"])
+
+    def plan(self) -> BatchPlan:
+        """As much of the plan as a results file remembers."""
+        attrs = self._file.attrs
+        return BatchPlan(
+            batch=self.batch,
+            input=str(attrs["input"]),
+            size=0,
+            mtime_ns=0,
+            digest=self.digest,
+            rows=int(attrs["rows"]),
+            bad=0,
+            source_end=0,
+            model=str(attrs["model"]) or None,
+        )
 
     def summary(self) -> Summary:
         attrs = self._file.attrs

@@ -33,14 +33,20 @@ def _quiet(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A validated batch that this process owns. resumed: an earlier run began it; summary: it is done already."""
+    """A validated batch that this process owns. resumed: an earlier run began it; summary: it is done already
+    (then there is nothing to own)."""
 
     plan: BatchPlan
     parts: Parts
     output: Path
-    owner: Owner
+    owner: Owner | None
     resumed: bool
     summary: Summary | None = None
+
+    def beat(self) -> None:
+        """Say that this client lives. Raises BatchError when another one took over."""
+        if self.owner is not None:
+            self.owner.beat()
 
     @property
     def question(self) -> BatchOpen:
@@ -49,7 +55,8 @@ class Prepared:
 
     def release(self) -> None:
         """Let another client go on. Call when this one ends, however it ends."""
-        self.owner.release()
+        if self.owner is not None:
+            self.owner.release()
 
 
 def prepare(
@@ -70,7 +77,8 @@ def prepare(
     if not output.parent.is_dir():
         raise BatchError(f"folder {output.parent} of the output does not exist: make it, or choose another output")
     parts = Parts.of(output)
-    finished = _finished(output, source, parts)
+    if output.exists():
+        return _finished(output, source, parts)
     parts.create()
     owner = Owner(parts)
 
@@ -92,23 +100,22 @@ def prepare(
             batch = f"batch_{os.urandom(12).hex()}"
             plan = index_file(source, parts, batch, model=served_name, skip_bad=skip_bad, progress=beat)
             parts.save(plan)
-        return Prepared(plan, parts, output, owner, resumed, finished)
+        return Prepared(plan, parts, output, owner, resumed)
     except BaseException:
         owner.release()
         raise
 
 
-def _finished(output: Path, source: Path, parts: Parts) -> Summary | None:
-    """The summary of results that are complete. Raises BatchError when `output` is something else."""
-    if not output.exists():
-        return None
+def _finished(output: Path, source: Path, parts: Parts) -> Prepared:
+    """For an output that is complete already. Raises BatchError when it is something else."""
     results = Results(output)
     try:
         plan = parts.plan()
-        same = results.batch == plan.batch if plan else results.digest == digest_of(source)
-        if not same:
+        if plan is not None and plan.batch == results.batch:
+            same_input(plan, source)
+        elif results.digest != digest_of(source):
             raise BatchError(f"{output} holds the results of another batch: choose another output, or remove it")
-        return results.summary()
+        return Prepared(results.plan(), parts, output, None, True, results.summary())
     finally:
         results.close()
 
@@ -130,11 +137,11 @@ def drive(
     """
     if prepared.summary is not None:
         return prepared.summary
-    roller = Roller(prepared.parts, prepared.plan, beat=prepared.owner.beat)
+    roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     question: Question = prepared.question
     roll_at = clock()
     while True:
-        prepared.owner.beat()
+        prepared.beat()
         try:
             answer = ask(question)
         except LinkError:
@@ -163,16 +170,15 @@ def finish(
     prepared: Prepared, roller: Roller | None = None, *, keep_parts: bool = True, progress: Progress = _quiet
 ) -> Summary:
     """Roll what is left and write the results file. Raises BatchError while rows are missing."""
-    owner = prepared.owner
-    roller = roller or Roller(prepared.parts, prepared.plan, beat=owner.beat)
+    roller = roller or Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     roller.roll(everything=True)
 
     def beat(done: int, total: int) -> None:
-        owner.beat()
+        prepared.beat()
         progress(done, total)
 
     summary = write_results(prepared.output, prepared.parts, prepared.plan, beat)
-    owner.release()
+    prepared.release()
     if not keep_parts:
         shutil.rmtree(prepared.parts.path)
     return summary

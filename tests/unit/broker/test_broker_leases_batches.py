@@ -1,0 +1,337 @@
+"""Input to results through the real files: broker shell, agents' workers and client in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+from exahpc.agent.leases import LeaseWorker
+from exahpc.batch.client import Owner
+from exahpc.batch.export import export
+from exahpc.batch.plan import Parts
+from exahpc.batch.run import Prepared, Summary, drive, prepare
+from exahpc.broker.batches import Batches
+from exahpc.errors import BatchError, LinkError
+from exahpc.wire.messages import (
+    BatchCancel,
+    BatchOpen,
+    BatchQuery,
+    BatchState,
+    LeaseProgress,
+    LeaseRevoke,
+    Refused,
+)
+
+
+def write_input(path: Path, rows: int, **changes: Any) -> Path:
+    with open(path, "w") as file:
+        for row in range(rows):
+            body = {"model": "m", "messages": [{"role": "user", "content": f"q{row}"}], **changes}
+            line = {"custom_id": f"r{row}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+def answer(body: bytes, seed: int) -> tuple[int, bytes]:
+    """A model that repeats the question and tells its seed; "q13" is too long for it."""
+    question = json.loads(body)["messages"][0]["content"]
+    if question == "q13":
+        return 400, b'{"error": {"message": "the prompt is too long", "type": "invalid_request_error"}}'
+    return 200, json.dumps({"text": f"a\x00{question}", "seed": seed}).encode()
+
+
+class World:
+    """A broker that can be restarted, agents that can be killed, and a clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.epoch, self.now = folder, 0, 0.0
+        self.agents: dict[str, LeaseWorker] = {}
+        self.running: dict[str, list[Any]] = {}
+        self.lose_progress = False
+        self.seen: list[tuple[str, str]] = []
+        self.batches: Batches
+        self.start_broker()
+
+    def start_broker(self) -> None:
+        self.epoch += 1
+        self.batches = Batches(self.folder, self.epoch)
+        for name, worker in self.agents.items():
+            self.revoke([(name, m) for m in self.batches.hello(name, worker.leases, self.now)])
+
+    def start_agent(self, name: str) -> None:
+        self.agents[name] = LeaseWorker(name.replace("/", "-"), clock=lambda: self.now)
+        self.running[name] = []
+        self.revoke([(name, m) for m in self.batches.hello(name, [], self.now)])
+
+    def lose_agent(self, name: str) -> None:
+        del self.agents[name]
+        self.batches.agent_lost(name, self.now)
+
+    def revoke(self, messages: list[tuple[str, LeaseRevoke]]) -> None:
+        for name, message in messages:
+            if name in self.agents:
+                self.agents[name].revoke(message.lease, message.soft)
+
+    def tell(self, name: str, messages: list[LeaseProgress]) -> None:
+        for message in messages:
+            if not self.lose_progress:
+                self.revoke([(name, m) for m in self.batches.progress(name, message, self.now)])
+
+    def step(self) -> None:
+        """Half a second: what runs ends, room is filled, the broker ticks."""
+        self.now += 0.5
+        for name, worker in self.agents.items():
+            for row in self.running[name]:
+                worker.ended(row.key, *answer(row.body, row.seed), 3, 4)
+            self.running[name] = worker.next_rows(8)
+            self.seen += [(name, row.key) for row in self.running[name]]
+            if rows := worker.wanted(8 - len(self.running[name])):
+                for grant in self.batches.want(name, rows, self.epoch, self.now):
+                    worker.grant(grant)
+            self.tell(name, asyncio.run(worker.sync()))
+        self.revoke(self.batches.tick(self.now))
+        time.sleep(0.002)
+
+    def ask(self, message: BatchOpen | BatchQuery | BatchCancel) -> BatchState | Refused:
+        return self.batches.handle_client(message)
+
+    def drive(self, prepared: Prepared) -> Summary:
+        states: list[str] = []
+        return drive(
+            prepared,
+            self.ask,
+            lambda s: states.append(s.state if s else "away"),
+            sleep=lambda s: self.step(),
+            clock=lambda: self.now,
+        )
+
+    def run_until(self, batch: str, rows: int) -> None:
+        for _ in range(2000):
+            self.step()
+            (status,) = [s for s in self.batches.status() if s.batch == batch]
+            if status.ok + status.failed >= rows:
+                return
+        raise AssertionError("no progress")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.batches.close()
+
+
+def exported(source: Path) -> list[dict[str, Any]]:
+    out = io.BytesIO()
+    export(source, out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def check(path: Path, rows: int, summary: Summary) -> None:
+    """Every row once, in order, with its own answer."""
+    lines = exported(path)
+    assert [line["custom_id"] for line in lines] == [f"r{row}" for row in range(rows)]
+    for row, line in enumerate(lines):
+        if row == 13:
+            assert line["response"] is None
+            assert line["error"]["message"] == "the prompt is too long"
+            assert line["error"]["status_code"] == 400
+        else:
+            assert line["error"] is None
+            assert line["response"]["body"]["text"] == f"a\x00q{row}"
+    assert (summary.total, summary.ok, summary.failed) == (rows, rows - (rows > 13), int(rows > 13))
+
+
+def test_a_batch_runs_on_two_agents_and_comes_out_in_input_order(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 200), tmp_path / "out.h5", served_name="m")
+    for name in ("a/0", "b-1/7"):
+        world.start_agent(name)
+    summary = world.drive(prepared)
+    check(tmp_path / "out.h5", 200, summary)
+    assert summary.exit_code == 3
+    assert summary.commonest_error == "the prompt is too long"
+    assert {name for name, _ in world.seen} == {"a/0", "b-1/7"}
+    assert len(world.seen) == 200
+    assert (tmp_path / "out.h5").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "out.h5.parts").stat().st_mode & 0o777 == 0o700
+
+
+def test_results_are_readable_with_plain_h5py(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 5), tmp_path / "out.h5")
+    world.start_agent("a/0")
+    assert world.drive(prepared).exit_code == 0
+    with h5py.File(tmp_path / "out.h5") as file:
+        offsets = file["response/offsets"][:]
+        body = json.loads(file["response/data"][int(offsets[3]) : int(offsets[4])].tobytes())
+        assert body["text"] == "a\x00q3"
+        assert file["status"][:].tolist() == [200] * 5
+        assert dict(file.attrs)["ok"] == 5
+
+
+def test_a_finished_batch_is_not_run_again(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 5)
+    world.start_agent("a/0")
+    first = world.drive(prepare(source, tmp_path / "out.h5"))
+    again = prepare(source, tmp_path / "out.h5")
+    assert again.summary == first == world.drive(again)
+    write_input(tmp_path / "in.jsonl", 6)
+    with pytest.raises(BatchError, match="choose another output"):
+        prepare(source, tmp_path / "out.h5")
+
+
+def test_a_lost_agent_costs_no_row_and_its_journaled_rows_are_not_run_again(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 100), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 20)
+    world.lose_progress = True  # journaled, never reported
+    for _ in range(3):
+        world.step()
+    world.lose_progress = False
+    reported = world.batches.status()[0]
+    world.lose_agent("a/0")
+    for _ in range(20):
+        world.step()
+    salvaged = world.batches.status()[0]
+    assert salvaged.ok > reported.ok
+    assert salvaged.leased == 0
+    world.start_agent("b/0")
+    check(tmp_path / "out.h5", 100, world.drive(prepared))
+
+
+def test_a_new_broker_goes_on_and_living_agents_keep_their_rows(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 100), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 30)
+    world.batches.close()
+    world.start_broker()  # finds the batch without any client
+    check(tmp_path / "out.h5", 100, world.drive(prepared))
+    assert len(world.seen) == len({key for _, key in world.seen}) == 100, "no row began twice"
+
+
+def test_another_deployment_finishes_what_one_left(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 100)
+    prepared = prepare(source, tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 40)
+    prepared.release()
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other")
+    for name in ("a/0", "a/1", "a/2"):
+        other.start_agent(name)
+    again = prepare(source, tmp_path / "out.h5")
+    assert again.resumed
+    summary = other.drive(again)
+    for _ in range(20):
+        world.step()  # the first deployment does not know yet that it lost the batch
+    assert "another broker" in world.batches.status()[0].note
+    check(tmp_path / "out.h5", 100, summary)
+    other.batches.close()
+
+
+def test_a_cancelled_batch_goes_on_with_the_same_command(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 60)
+    prepared = prepare(source, tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 20)
+    state = world.ask(BatchCancel(prepared.plan.batch))
+    assert isinstance(state, BatchState)
+    assert state.status.state == "cancelled"
+    done = state.status.ok + state.status.failed
+    for _ in range(5):
+        world.step()
+    assert world.agents["a/0"].leases == []
+    part = exported(prepared.parts.path)
+    assert done <= len(part) < 60
+    prepared.release()
+    check(tmp_path / "out.h5", 60, world.drive(prepare(source, tmp_path / "out.h5")))
+
+
+def test_a_batch_whose_rows_all_fail_says_so(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 9)
+    prepared = prepare(source, tmp_path / "out.h5", served_name="other", skip_bad=True)
+    summary = world.drive(prepared)
+    assert (summary.ok, summary.failed, summary.exit_code) == (0, 9, 4)
+    assert summary.commonest_error == "9 times: model 'm' is not served here: this deployment serves 'other'"
+    assert all(line["error"] and line["response"] is None for line in exported(tmp_path / "out.h5"))
+
+
+def test_good_rows_are_answered_beside_bad_lines(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 3)
+    source.write_bytes(source.read_bytes() + b'[1]\n{"custom_id": "\\ud800", "body": 1}\n')
+    world.start_agent("a/0")
+    summary = world.drive(prepare(source, tmp_path / "out.h5", skip_bad=True))
+    lines = exported(tmp_path / "out.h5")
+    assert (summary.ok, summary.failed) == (3, 2)
+    assert [line["custom_id"] for line in lines] == ["r0", "r1", "r2", None, "\ud800"]
+    assert lines[3]["error"]["line"] == 4
+    assert "line 4" in lines[3]["error"]["message"]
+
+
+def test_a_head_that_is_away_is_waited_for(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 20), tmp_path / "out.h5")
+    world.start_agent("a/0")
+    calls = iter(range(10**6))
+    asked = world.ask
+
+    def flaky(message: Any) -> BatchState | Refused:
+        if next(calls) % 3 == 1:
+            raise LinkError("away")
+        return asked(message)
+
+    world.ask = flaky  # type: ignore[method-assign]
+    check(tmp_path / "out.h5", 20, world.drive(prepared))
+
+
+def test_the_folder_must_hold_the_batch(world: World, tmp_path: Path) -> None:
+    (tmp_path / "x.parts").mkdir()
+    world.ask(BatchOpen("b", str(tmp_path / "x.parts")))
+    for _ in range(10):
+        world.step()
+    status = world.batches.status()[0]
+    assert status.state == "failed"
+    assert "does not hold batch b" in status.note
+    assert isinstance(world.ask(BatchOpen("c", "relative")), Refused)
+    assert isinstance(world.ask(BatchQuery("unknown")), Refused)
+
+
+def test_two_clients_never_work_on_one_output(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 3)
+    first = prepare(source, tmp_path / "out.h5")
+    with pytest.raises(BatchError, match="another `exahpc batch run` works on"):
+        prepare(source, tmp_path / "out.h5")
+    first.release()
+    second = prepare(source, tmp_path / "out.h5")
+    with pytest.raises(BatchError, match="has taken over"):
+        first.beat()
+    second.release()
+
+
+def test_a_client_that_vanished_is_replaced_and_cannot_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import socket
+
+    parts = Parts(tmp_path / "p.parts")
+    parts.create()
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    gone = Owner(parts)
+    monkeypatch.undo()
+    with pytest.raises(BatchError, match="elsewhere"):
+        Owner(parts)
+    os.utime(parts.clients / "1", (1, 1))
+    Owner(parts)
+    with pytest.raises(BatchError, match="has taken over"):
+        gone.beat()
