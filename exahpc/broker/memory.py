@@ -116,7 +116,7 @@ REMEMBER_SECONDS = 24 * 3600.0
 @dataclass
 class Memory:
     """The sum of all records. history: when something was done about a task; open: begun, outcome unknown;
-    placed: task -> "<array>_<task>" after a resubmission; cancelled: jobs that we cancelled ourselves."""
+    placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel ourselves."""
 
     agents: dict[str, Agent] = field(default_factory=dict)
     history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
@@ -137,6 +137,8 @@ class Memory:
             case Begun():
                 self.open[record.key] = record
                 self.history.setdefault(record.key, []).append((record.at, record.kind))
+                if record.kind == "cancel":  # also when nobody will hear how it went
+                    self.cancelled[record.job] = record.at
             case Ended():
                 self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":

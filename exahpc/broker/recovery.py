@@ -133,8 +133,6 @@ class Recovery:
         task.refused = 0
         if kind == "resubmit":
             task.job, task.record, task.run, task.settled_run = job, None, None, None
-        if kind == "cancel":
-            self._cancelled.add(job)
         return False
 
     def decide(self, absent: Iterable[AgentView], now: float) -> list[Act]:
@@ -160,7 +158,9 @@ class Recovery:
             if refusal is not None:
                 task.story = f"{verdict.story}; {refusal}"
                 continue
-            if verdict.kind != "cancel":  # a cancel is the first half of a resubmission
+            if verdict.kind == "cancel":  # the first half of a resubmission, which will be paid for
+                self._cancelled.add(task.job)
+            else:
                 self._allowance.spend(view.key, now)
             task.doing, task.story = verdict.kind, f"{verdict.kind}: {verdict.story}"
             exclude = self._avoid(verdict.suspect, now)

@@ -248,6 +248,16 @@ def test_a_budget_outlives_the_broker_and_an_unfinished_deed_is_not_repeated_at_
     assert acts[0][0] >= 60 + SETTLE
 
 
+def test_a_broker_that_died_while_cancelling_leaves_no_task_behind() -> None:
+    memory = Memory()
+    memory.apply(Begun(at=60.0, key="a/0", kind="cancel", job="7_0"))
+    story = Story(memory=memory)
+    story.now = 60.0
+    story.answer = [record("failed", "CANCELLED by 0"), record("pending", job="8_0")]
+    story.absent = [away("gone", 60.0)]
+    assert [kind for _, kind in story.run(100)] == ["resubmit"]
+
+
 def test_when_half_of_the_fleet_is_silent_running_jobs_are_left_alone() -> None:
     story = Story(tasks=6)
     story.answer = [record(job=f"7_{task}", nodes=(f"n{task}",)) for task in range(6)]
