@@ -219,6 +219,7 @@ class Agent:
                 self._feeding = False
                 self._worker.drain()
                 self._relay.drain()
+                self._act(self._relay.stop_rows())
             case events.Reconnect():
                 self._loop.call_soon(self._control.reconnect)
             case events.Finish():

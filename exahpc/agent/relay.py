@@ -223,6 +223,13 @@ class Relay:
         """From now on every new request is told Busy and every new row is lost; what runs goes on."""
         self._draining = True
 
+    def stop_rows(self) -> list[Action]:
+        """All batch rows are lost, and run again elsewhere: what is left of a drain belongs to clients who wait."""
+        actions: list[Action] = []
+        for job in list(self._jobs.get(None, {}).values()):
+            actions += self._lose(job, "draining", own_exit=False)
+        return actions
+
     def room(self) -> list[tuple[int, int]]:
         """(slot, tokens still to be prefilled or generated) of each replica, by slot."""
         return sorted((slot, capacity.outstanding) for slot, capacity in self._slots.items())
