@@ -224,7 +224,7 @@ class Relay:
         self._draining = True
 
     def stop_rows(self) -> list[Action]:
-        """All batch rows are lost, and run again elsewhere: what is left of a drain belongs to clients who wait."""
+        """All batch rows are lost, and run again elsewhere: what is left of a drain is for clients who wait."""
         actions: list[Action] = []
         for job in list(self._jobs.get(None, {}).values()):
             actions += self._lose(job, "draining", own_exit=False)
