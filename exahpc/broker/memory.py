@@ -116,7 +116,7 @@ REMEMBER_SECONDS = 24 * 3600.0
 @dataclass
 class Memory:
     """The sum of all records. history: when something was done about a task; open: begun, outcome unknown;
-    placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel ourselves."""
+    placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel."""
 
     agents: dict[str, Agent] = field(default_factory=dict)
     history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
@@ -138,17 +138,21 @@ class Memory:
                 self.open[record.key] = record
                 self.history.setdefault(record.key, []).append((record.at, record.kind))
                 if record.kind == "cancel":  # also when nobody will hear how it went
-                    self.cancelled[record.job] = record.at
+                    self._we_cancelled(record)
             case Ended():
                 self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":
                     self.placed[record.key] = record.job
                 if not record.error and record.kind == "cancel":
-                    self.cancelled[record.job] = record.at
+                    self._we_cancelled(record)
             case Excluded():
                 self.excluded[record.node] = record
             case NoRequeue():
                 self.no_requeue[record.pool] = record
+
+    def _we_cancelled(self, record: Begun | Ended) -> None:
+        if record.job:
+            self.cancelled[record.job] = max(record.at, self.cancelled.get(record.job, 0.0))
 
     def records(self, now: float) -> Iterator[AnyRecord]:
         """The state as records, without what is too old to matter: `apply` over them gives it back."""
