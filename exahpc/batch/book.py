@@ -15,7 +15,8 @@ from exahpc.errors import StateError
 @dataclass
 class Lease:
     """Rows that one agent works on. since: time of the grant or of the last progress; soft: was asked to hand
-    back what it did not start; closing: ends when its agent's journals have been looked through."""
+    back what it did not start; closing: ends when its agent's journals have been looked through; unheard: granted
+    by an earlier broker, and the time until which its agent must say that it still holds it."""
 
     lease: int
     agent: str
@@ -23,6 +24,7 @@ class Lease:
     since: float
     soft: bool = False
     closing: bool = False
+    unheard: float | None = None
 
 
 @dataclass

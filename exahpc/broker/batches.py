@@ -226,7 +226,7 @@ class Batches:
     def _end(self, batch: str, entry: _Batch, state: str, note: str = "") -> None:
         entry.status = msgspec.structs.replace(self._status(batch, entry), state=state, note=note, leased=0)
         if self._leases.book(batch) is not None:
-            self._perform(self._leases.close(batch), 0.0)
+            self._perform(self._leases.close(batch, 0.0), 0.0)
         if entry.loading is not None:
             entry.loading.add_done_callback(close_late)
         if entry.loaded is not None:

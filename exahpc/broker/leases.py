@@ -77,7 +77,6 @@ class Leases:
         self._books: dict[str, tuple[Book, int]] = {}
         self._issued = 0
         self._asked: dict[str, _Ask] = {}
-        self._unheard: dict[str, float] = {}
 
     def open(self, batch: str, book: Book, number: int, now: float) -> None:
         """Take on a batch in the state its commit journals tell. number: of the broker's commit journal."""
@@ -85,13 +84,14 @@ class Leases:
             raise StateError(f"batch {batch} is open already")
         self._books[batch] = (book, number)
         for lease in book.leases.values():
-            lease.since = now
-            self._unheard[lease.agent] = now + self._grace
+            lease.since, lease.unheard = now, now + self._grace
 
-    def close(self, batch: str) -> list[Action]:
-        """Forget a batch: cancelled, failed or done."""
-        book, _ = self._books.pop(batch)
-        return [Revoke(lease.agent, lease.lease) for lease in book.leases.values()]
+    def close(self, batch: str, now: float) -> list[Action]:
+        """End the leases of a batch and forget it: cancelled, failed or done."""
+        leases = list(self._books[batch][0].leases.values())
+        closed = [self._log(batch, Closed(lease.lease), now) for lease in leases]
+        del self._books[batch]
+        return [*closed, *(Revoke(lease.agent, lease.lease) for lease in leases)]
 
     def book(self, batch: str) -> Book | None:
         found = self._books.get(batch)
@@ -103,7 +103,6 @@ class Leases:
 
     def want(self, agent: str, rows: int, now: float) -> list[Action]:
         """The agent has room for `rows` more rows."""
-        self._unheard.pop(agent, None)
         self._asked[agent] = _Ask(now, 0)
         actions: list[Action] = []
         for batch, (book, number) in self._books.items():
@@ -129,11 +128,11 @@ class Leases:
 
     def progress(self, agent: str, message: LeaseProgress, now: float) -> list[Action]:
         """Rows of a lease are safe in a journal. Rows that the lease does not hold (any more) are ignored."""
-        self._unheard.pop(agent, None)
         book = self.book(message.batch)
         lease = book.leases.get(message.lease) if book else None
         if book is None or lease is None or lease.agent != agent:
             return [] if message.finished else [Revoke(agent, message.lease)]
+        lease.unheard = None
         rows, bad = lease.held.common(message.rows), lease.held.common(message.bad)
         actions: list[Action] = []
         if rows or bad:
@@ -147,14 +146,13 @@ class Leases:
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[Action]:
         """An agent (re)connected and says what it works on: messages may have been lost on both ways."""
-        self._unheard.pop(agent, None)
         alive = set(leases)
         known: set[int] = set()
         batches: list[str] = []
         for batch, lease in self._all():
             if lease.agent == agent:
                 known.add(lease.lease)
-                lease.closing = lease.lease not in alive
+                lease.closing, lease.unheard = lease.lease not in alive, None
                 if batch not in batches:
                     batches.append(batch)
         return [
@@ -164,7 +162,6 @@ class Leases:
 
     def agent_lost(self, agent: str, now: float) -> list[Action]:
         """Nothing more is expected from this agent (what does come late still counts until the salvage)."""
-        self._unheard.pop(agent, None)
         self._asked.pop(agent, None)
         return [action for action in self.hello(agent, (), now) if isinstance(action, Salvage)]
 
@@ -191,10 +188,9 @@ class Leases:
     def tick(self, now: float) -> list[Action]:
         """Time passed: give up on silent agents and stuck leases, even out the end of a batch."""
         actions: list[Action] = []
-        for agent in [a for a, deadline in self._unheard.items() if now >= deadline]:
-            actions += self.agent_lost(agent, now)
         for batch, lease in self._all():
-            if not lease.closing and now - lease.since > self._stall:
+            silent = lease.unheard is not None and now >= lease.unheard
+            if not lease.closing and (silent or now - lease.since > self._stall):
                 lease.closing = True
                 actions += [Revoke(lease.agent, lease.lease), Salvage(lease.agent, batch)]
         return actions + self._even_out(now)

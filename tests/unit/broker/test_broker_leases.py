@@ -252,8 +252,20 @@ def test_an_agent_that_never_says_hello_to_the_new_broker_loses_its_leases_after
     book.apply(Granted(7, "a/0", 0, 4), 0.0)
     leases = Leases(2)
     leases.open("x", book, 2, 100.0)
+    leases.want("a/0", 1, 105.0)  # a process of the same name: does not say that it holds lease 7
     assert leases.tick(110.0) == []
-    assert leases.tick(121.0) == [Salvage("a/0", "x")]
+    assert leases.tick(121.0) == [Revoke("a/0", 7), Salvage("a/0", "x")]
+
+
+def test_a_hello_that_names_a_lease_of_the_old_broker_keeps_it() -> None:
+    book = Book(10, [])
+    book.apply(Granted(7, "a/0", 0, 4), 0.0)
+    leases = Leases(2)
+    leases.open("x", book, 2, 100.0)
+    assert leases.hello("a/0", [7], 101.0) == [Salvage("a/0", "x")]
+    leases.salvaged("a/0", "x", [], 102.0)
+    assert leases.tick(121.0) == []
+    assert list(book.leases) == [7]
 
 
 def test_a_stranger_cannot_commit_rows_of_anothers_lease() -> None:

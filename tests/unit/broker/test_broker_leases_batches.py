@@ -236,6 +236,7 @@ def test_another_deployment_finishes_what_one_left(world: World, tmp_path: Path)
         world.step()  # the first deployment does not know yet that it lost the batch
     assert "another broker" in world.batches.status()[0].note
     check(tmp_path / "out.h5", 100, summary)
+    assert other.now < 100, "no lease waited for the stall limit"
     other.batches.close()
 
 
@@ -256,6 +257,7 @@ def test_a_cancelled_batch_goes_on_with_the_same_command(world: World, tmp_path:
     assert done <= len(part) < 60
     prepared.release()
     check(tmp_path / "out.h5", 60, world.drive(prepare(source, tmp_path / "out.h5")))
+    assert world.now < 100
 
 
 def test_a_batch_whose_rows_all_fail_says_so(world: World, tmp_path: Path) -> None:
