@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exahpc.entry.fleet import Agent
 from exahpc.entry.ledger import Record
@@ -10,39 +10,34 @@ from exahpc.errors import RequestError
 from exahpc.wire.messages import Cancel, Submit
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Send a message to an agent. A Submit that cannot be sent comes back as `unsent`."""
 
     agent: Agent
     message: Submit | Cancel
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The client gets its last bytes."""
 
     record: Record
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """The client gets an error instead (of the rest) of its answer."""
 
     record: Record
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """Open a link to an agent."""
 
     agent: Agent
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(msgspec.Struct, frozen=True):
     """Close the link to an agent; nothing runs there."""
 
     agent: Agent

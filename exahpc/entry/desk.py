@@ -211,10 +211,9 @@ class Desk:
     # --- moves ---
 
     def _pick(self, record: Record, now: float) -> Replica | None:
-        return self.router.pick(record.running_choices, record.tokens, now, record.shun)
+        return self.router.pick(record.sequences, record.tokens, now, record.shun)
 
     def _send(self, record: Record, replica: Replica, now: float) -> Tell:
-        record.sequences = record.running_choices
         self.router.take(replica, record.sequences, record.tokens)
         return Tell(replica.agent, self.ledger.send(record, replica, now))
 

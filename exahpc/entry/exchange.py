@@ -42,11 +42,13 @@ class Exchange:
 
     def write(self, data: bytes) -> bool:
         """Pass on events of a stream, at once. False: the reader is too slow, nothing was written."""
-        if self._connection.flow.write_paused:
+        connection = self._connection
+        if connection.flow.write_paused:
             return False
         if not self.started:
             self._start(200, [*_STREAM_HEADERS, (b"x-request-id", self._request)])
-        _step(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        # what uvicorn's send would write, without a coroutine for each token (measured: a third of the CPU time)
+        connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def finish(self, data: bytes) -> None:

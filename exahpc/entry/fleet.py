@@ -58,6 +58,9 @@ class Replica:
         self.listed = True
         self.place = -1
 
+    def __str__(self) -> str:
+        return f"{self.agent.name} slot {self.slot}.{self.incarnation}"
+
     def load(self, now: float) -> int:
         """Outstanding tokens as far as known."""
         return self.tokens + self.others if now < self.others_until else self.tokens

@@ -50,7 +50,8 @@ class Record:
 
     attempt: number of the last attempt (0: none yet); deaths: attempts that ended under the request, without those
     that a replica refused as busy; own_exits: deaths by the replica's own exit; started: bytes of the answer came
-    for the client; sequences: those that the running attempt takes; tokens: estimate of what is still to be
+    for the client; sequences: those that are not finished when an attempt
+    begins; tokens: estimate of what is still to be
     prefilled and generated; since: when the present wait began; progress: when the running attempt last moved
     (both in seconds of the caller's clock).
     """
@@ -101,34 +102,31 @@ class Record:
         self.choices = [Choice() for _ in range(choices)]
         self.prompt, self.tokens = prompt, prompt + new
         self.phase: Phase = "waiting"
-        self.attempt = self.deaths = self.own_exits = self.sequences = 0
+        self.attempt = self.deaths = self.own_exits = 0
+        self.sequences = choices
         self.replica: Replica | None = None
         self.shun: Replica | None = None
         self.started = False
         self.since = self.progress = 0.0
         self.out: list[bytes] = []
         self.why = ""
-        self._story: list[str] = []
+        self._story: list[tuple[Event, object]] = []
 
-    def happen(self, event: Event, detail: str = "") -> None:
+    def happen(self, event: Event, detail: object = "") -> None:
         """Move along the table. Raises StateError for an event that this phase does not know."""
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:
-            story = "; ".join(self._story)
+            story = "; ".join(f"{event} {detail}".rstrip() for event, detail in self._story)
             raise StateError(
                 f"request {self.id} is {self.phase} and cannot {event} ({detail}); its story: {story}"
             )
         if len(self._story) < _STORY:
-            self._story.append(f"{event} {detail}".rstrip())
+            self._story.append((event, detail))
         self.phase = phase
-
-    @property
-    def running_choices(self) -> int:
-        return sum(not choice.finished for choice in self.choices) or 1
 
     def submit(self, replica: Replica) -> Submit:
         """The message of the attempt that is about to run on `replica`."""
-        fresh = not any(choice.ids or choice.finished for choice in self.choices)
+        fresh = self.attempt == 1 or not any(choice.ids or choice.finished for choice in self.choices)
         return Submit(
             self.id,
             self.attempt,
@@ -159,7 +157,7 @@ class Ledger:
 
     def send(self, record: Record, replica: Replica, now: float) -> Submit:
         """A new attempt on `replica`."""
-        record.happen("send", f"{replica.agent.name} slot {replica.slot}.{replica.incarnation}")
+        record.happen("send", replica)
         record.attempt += 1
         record.replica, record.progress = replica, now
         return record.submit(replica)
@@ -205,6 +203,7 @@ class Ledger:
     def stop(self, record: Record, event: Literal["busy", "lost"], now: float, detail: str) -> None:
         """The running attempt is over, the request waits again. A busy answer does not renew the wait."""
         record.happen(event, detail)
+        record.sequences = sum(not choice.finished for choice in record.choices) or 1
         record.shun, record.replica = record.replica, None
         record.why = detail
         if event == "lost":
