@@ -183,7 +183,7 @@ class Relay:
             else:
                 actions += self._end(choice, capacity, reason)
         actions += self._frames(choice for choice in first if self._runs(choice.job))
-        return [*actions, *self._start_waiting(capacity)]
+        return _replicas_first([*actions, *self._start_waiting(capacity)])
 
     def no_room(self, slot: int, message: NoRoom) -> list[Action]:
         """A replica refused a sequence for good: a defect, since room is checked here first."""
@@ -217,7 +217,7 @@ class Relay:
         for capacity in self._slots.values():
             if capacity.rows:
                 actions += self._start_waiting(capacity)
-        return actions
+        return _replicas_first(actions)
 
     def drain(self) -> None:
         """From now on every new request is told Busy and every new row is lost; what runs goes on."""
@@ -331,6 +331,11 @@ class Relay:
         for choice in job.choices:
             self._due.pop(choice, None)
             self._quiet.pop(choice, None)
+
+
+def _replicas_first(actions: list[Action]) -> list[Action]:
+    """Sending to a peer may show that it is gone, and free sequences: they must have been admitted by then."""
+    return sorted(actions, key=lambda action: not isinstance(action, ToReplica)) if len(actions) > 1 else actions
 
 
 def _error(error: RequestError) -> bytes:

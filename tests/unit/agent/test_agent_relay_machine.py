@@ -325,7 +325,7 @@ class RelayMachine(RuleBasedStateMachine):
         body = json.dumps(ask.body).encode()
         self.perform(self.relay.row(key, ask.kind, body, ask.seed, slot, self.now))  # type: ignore[arg-type]
 
-    @rule(slot=st.integers(0, SLOTS - 1), failing=st.sampled_from([None] * 6 + [0, 1]))
+    @rule(slot=st.integers(0, SLOTS - 1), failing=st.sampled_from([None] * 9 + [0]))
     def step(self, slot: int, failing: int | None) -> None:
         self.tick()
         if slot in self.replicas:
@@ -352,6 +352,17 @@ class RelayMachine(RuleBasedStateMachine):
             self.incarnation += 1
             self.replicas[slot] = Replica(slot, self.incarnation)
             self.perform(self.relay.replica_up(self.replicas[slot].hello))
+
+    @rule(slot=st.integers(0, SLOTS - 1), count=st.integers(1, 6), flushed=st.booleans(), own_exit=st.booleans())
+    def interrupt(self, slot: int, count: int, flushed: bool, own_exit: bool) -> None:
+        for _ in range(count):
+            self.step(slot, None)
+        if flushed:
+            self.flush()
+        self.die(slot, own_exit)
+        self.up(slot)
+        self.ask_again(slot)
+        self.ask_again(1 - slot)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -395,15 +406,20 @@ class RelayMachine(RuleBasedStateMachine):
             return
         for slot in range(SLOTS):
             self.up(slot)
-        for _ in range(400):
+        for turn in range(400):
+            if turn < 24 and turn % 2:  # first, everything is interrupted again and again
+                self.die(turn // 2 % SLOTS, own_exit=False)
+                self.up(turn // 2 % SLOTS)
             for key, ask in list(self.lost.items()):
                 self.rows[key] = ask
                 del self.lost[key]
                 self.run_row(key, self.number % SLOTS)
             for slot in range(SLOTS):
                 self.ask_again(slot)
-                self.steps(slot)
-            self.flush()
+                for _ in range(1 + turn % 3):
+                    self.step(slot, None)
+            if turn % 5:
+                self.flush()
             if not (self.asks or self.rows or self.lost):
                 break
         assert not self.asks
