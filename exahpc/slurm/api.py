@@ -91,6 +91,11 @@ class SlurmClient(Protocol):
         """Requeue one job or array task; with `exclude`, held, kept off that node, and released."""
         ...
 
+    def hurry(self, job: str) -> bool:
+        """Start a requeued job (pending for reason BeginTime) as soon as nodes are free, instead of after Slurm's
+        wait of two minutes. False when it is too early to be safe: ask again at the next look."""
+        ...
+
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         """Cancel (or signal) a job, an array, or one task. Cancelling a job that has ended is no error."""
         ...

@@ -41,6 +41,7 @@ class CommandLine:
         """poll: seconds between two looks while a held job leaves its nodes."""
         self._poll = poll
         self._returning: dict[str, float] = {}  # id -> since when it is on its way back
+        self._waiting: dict[str, float] = {}  # id -> since when it waits after a requeue
         self._flags = 0  # the first squeue call in squeue.CALLS that this site understands
 
     # --- submit ----------------------------------------------------------------------------------------------
@@ -110,6 +111,10 @@ class CommandLine:
 
     def _record(self, row: Row) -> JobRecord:
         record = row.record()
+        if row.raw == "PENDING" and record.restarts:
+            self._waiting.setdefault(row.id, time.monotonic())
+        else:
+            self._waiting.pop(row.id, None)
         if row.raw not in RETURNING or record.state != "requeued":
             self._returning.pop(row.id, None)
             return record
@@ -132,7 +137,7 @@ class CommandLine:
         if self._requeue("requeuehold", job):
             try:
                 self._settle(job)
-                self._exclude(job, exclude)
+                self._exclude(job, exclude, "StartTime=now")
             finally:
                 self._control(f"{job} stays held (release it: scontrol release {job})", "release", job)
         else:
@@ -173,14 +178,14 @@ class CommandLine:
             time.sleep(self._poll)
         time.sleep(RELAUNCH_SECONDS)
 
-    def _exclude(self, job: str, nodes: str) -> None:
+    def _exclude(self, job: str, nodes: str, *more: str) -> None:
         before = (
             ask(("scontrol", "--oneliner", "show", "job", job)).out.partition(" ExcNodeList=")[2].split(" ")[0]
         )
         earlier = [] if before in ("", "(null)") else [before]
         self._control(
             f"{job} cannot be kept off {nodes}",
-            *("update", f"JobId={job}", f"ExcNodeList={','.join([*earlier, nodes])}"),
+            *("update", f"JobId={job}", f"ExcNodeList={','.join([*earlier, nodes])}", *more),
         )
 
     def _control(self, what: str, *arguments: str) -> Answer:
@@ -188,6 +193,18 @@ class CommandLine:
         if not answer.ok:
             raise answer.failure(what)
         return answer
+
+    def hurry(self, job: str) -> bool:
+        """Start a requeued job as soon as nodes are free. Slurm itself waits for its credentials to expire
+        (AuthInfo cred_expire, two minutes by default; reason BeginTime).
+
+        False when it is too early: `jobs` has not yet seen it wait for long enough to be off its old node.
+        """
+        since = self._waiting.get(job)
+        if since is None or time.monotonic() - since < RELAUNCH_SECONDS:
+            return False
+        self._control(f"{job} cannot be started earlier", "update", f"JobId={job}", "StartTime=now")
+        return True
 
     # --- cancel ----------------------------------------------------------------------------------------------
 

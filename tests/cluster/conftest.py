@@ -1,6 +1,7 @@
 """A live development cluster for the tests of this folder: four nodes, up in about a second, gone afterwards.
 
 Nodes are `xt1` to `xt4` with 16 CPUs and 12 fake accelerators each; `xt1-2` and `xt3-4` share a leaf switch.
+DEVCLUSTER_NAME gives it another name than `xt`, so that two runs can share a machine.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _live_cluster() -> Iterator[DevCluster]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    cluster = DevCluster("xt", 4)
+    cluster = DevCluster(os.environ.get("DEVCLUSTER_NAME", "xt"), 4)
     cluster.up()
     yield cluster
     cluster.down()

@@ -153,7 +153,7 @@ def test_a_requeue_away_from_a_node_holds_waits_excludes_releases(slurm: FakeSlu
     assert [call[1:] for call in slurm.calls("scontrol")] == [
         ["requeuehold", "7_0"],
         ["--oneliner", "show", "job", "7_0"],
-        ["update", "JobId=7_0", "ExcNodeList=n9,n1,n2"],
+        ["update", "JobId=7_0", "ExcNodeList=n9,n1,n2", "StartTime=now"],
         ["release", "7_0"],
     ]
     assert len(slurm.calls("squeue")) == 2
@@ -165,6 +165,21 @@ def test_a_job_is_released_even_when_it_cannot_be_kept_off_a_node(slurm: FakeSlu
     with pytest.raises(SlurmError, match="cannot be kept off"):
         CommandLine(poll=0).requeue("7_0", exclude="nope")
     assert slurm.calls("scontrol")[-1] == ["scontrol", "release", "7_0"]
+
+
+def test_a_requeued_job_is_hurried_once_it_is_surely_off_its_node(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.says("squeue", "", wide("7_0", "PENDING", restarts=1, reason="BeginTime"))
+    now = [0.0]
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now[0])
+    client = CommandLine()
+    assert not client.hurry("7_0")
+    client.jobs(["7"])
+    assert not client.hurry("7_0")
+    now[0] = cli.RELAUNCH_SECONDS
+    assert client.hurry("7_0")
+    assert slurm.calls("scontrol") == [["scontrol", "update", "JobId=7_0", "StartTime=now"]]
 
 
 # --- submit and cancel -------------------------------------------------------------------------------------
