@@ -261,7 +261,8 @@ class Scheduler:
             if not lane.free or lane.free[0] > sequence.slot:
                 break
             target = lane.free.pop(0)
-            moves.append(Move(sequence.slot, target, sequence.cached))
+            if sequence.cached:
+                moves.append(Move(sequence.slot, target, sequence.cached))
             lane.free = sorted([*lane.free, sequence.slot])
             sequence.slot = target
         return moves

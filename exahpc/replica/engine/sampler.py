@@ -17,8 +17,9 @@ _CANDIDATES = 512
 
 def uniform(seed: int, stream: int, position: int) -> float:
     """The random number in [0, 1) of one token: Philox4x64 (Salmon et al., SC11), keyed by (seed, stream)."""
-    bits = np.random.Philox(key=[seed & _MASK, stream & _MASK], counter=[0, 0, 0, position & _MASK])
-    return float(np.random.Generator(bits).random())
+    key = np.array([seed & _MASK, stream & _MASK], np.uint64)  # a plain list would pass through float64
+    counter = np.array([0, 0, 0, position & _MASK], np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
 def draw(logits: torch.Tensor, row: Row) -> int:
