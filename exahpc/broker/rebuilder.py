@@ -60,12 +60,16 @@ class Rebuilder:
 
     async def watch(self) -> None:
         while not self.draining:
-            now = self._now()
-            if self.recovery.query_due(now, absent=any(True for _ in self._fleet.absent())):
-                await self._query(now)
-            for act in self.recovery.decide(self._fleet.absent(), self._now()):
-                self._spawn(self._perform(act))
+            await self.turn()
             await asyncio.sleep(1.0)
+
+    async def turn(self) -> None:
+        """Ask if it is time to, decide, and begin what was decided."""
+        now = self._now()
+        if self.recovery.query_due(now, absent=any(True for _ in self._fleet.absent())):
+            await self._query(now)
+        for act in self.recovery.decide(self._fleet.absent(), self._now()):
+            self._spawn(self._perform(act))
 
     async def _query(self, asked: float) -> None:
         try:

@@ -249,6 +249,15 @@ def test_a_lowered_weight_reaches_the_table_and_ends_with_its_replica() -> None:
     assert [route.weight for route in fleet.current().agents[0].replicas] == [1.0, 1.0]
 
 
+def test_an_agent_that_is_expected_keeps_its_routes_whatever_is_said_of_it_but_a_drain() -> None:
+    memory = memory_of(Fleet(deployment(), 1, 0.0).hello(b"p", hello(0), 0.0))
+    after = Fleet(deployment(), 2, 1.0, memory.carried())
+    after.weigh("a/0", 0, 1, 0.5)
+    assert routes(after) == {"a/0": {(0, 1), (1, 1)}}
+    after.drain(30.0, "down", 2.0)
+    assert routes(after) == {}
+
+
 def test_a_quiet_fleet_has_no_absent_agent_to_look_at_and_no_table_to_make() -> None:
     fleet = Fleet(deployment(), 1, 0.0)
     for task in range(3):
