@@ -110,7 +110,7 @@ def deployment_page() -> str:
 
 def walk(command: click.Command, path: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     """(name, help text) of a command and all below it."""
-    with click.Context(command, info_name=path.split()[-1], parent=parent, max_content_width=100) as context:
+    with click.Context(command, info_name=path.split()[-1], parent=parent, **command.context_settings) as context:
         context.terminal_width = 100
         yield path, command.get_help(context).replace("\b", "")
         if isinstance(command, click.Group):

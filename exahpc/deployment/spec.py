@@ -157,6 +157,7 @@ class Recovery(Frozen, frozen=True):
     restarts: int = 3
     """Step restarts within `window_seconds` before the task is given back to Slurm."""
     window_seconds: float = 600.0
+    """Time in which restarts are counted."""
     backoff_seconds: float = 0.5
     """Wait before the first restart; doubles with each."""
     ready_seconds: float = 900.0

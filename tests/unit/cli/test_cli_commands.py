@@ -1,0 +1,114 @@
+"""Commands answer a user's mistake in one line with an exit code, never with a traceback."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from exahpc.cli import main
+from exahpc.cli.common import memory
+from exahpc.deployment.parse import load
+from exahpc.launch import cluster, local
+from exahpc.slurm.scripts import directory
+
+JOBS = Path(__file__).parents[3] / "jobs"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXAHPC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def run(*argv: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in argv])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [[], *([name] for name in ("up", "status", "url", "key", "chat", "logs", "down", "batch", "model")),
+     *(["batch", name] for name in ("run", "export", "status", "cancel")), ["model", "fetch"]],
+)  # fmt: skip
+def test_every_command_has_help(argv: list[str]) -> None:
+    done = run(*argv, "--help")
+    assert done.exit_code == 0
+    assert done.output.startswith("Usage: ")
+    assert len(done.output.splitlines()) > 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["status", "nobody"], 2, 'error: no deployment "nobody"'),
+        (["url", "nobody"], 2, 'error: no deployment "nobody"'),
+        (["down", "nobody"], 2, 'error: no deployment "nobody"'),
+        (["chat", "nobody", "hi"], 2, 'error: no deployment "nobody"'),
+        (["model", "fetch", "gpt-9"], 2, 'error: no model "gpt-9" to fetch; there are: smollm2'),
+        (["up", "/nowhere.toml"], 2, "does not exist"),
+        (["stat"], 2, "No such command 'stat'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(argv: list[str], code: int, says: str) -> None:
+    done = run(*argv)
+    assert done.exit_code == code
+    assert says in done.output
+    assert "Traceback" not in done.output
+
+
+def test_up_tells_all_problems_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('name = "x"\nmodel.path = "m"\n[[pool]]\nname = "a"\nreplicas = 0\ntensor_paralel = 2\n')
+    done = run("up", file)
+    assert done.exit_code == 2
+    assert "pool[0].replicas = 0: must be at least 1" in done.output
+    assert 'did you mean "tensor_parallel"?' in done.output
+
+
+def test_a_dry_run_prints_the_exact_command_lines_and_starts_nothing(home: Path) -> None:
+    done = run("up", JOBS / "many-nodes.toml", "--dry-run")
+    lines = [shlex.split(line) for line in done.output.splitlines() if line.startswith("sbatch ")]
+    assert [argv[0] for argv in lines] == ["sbatch", "sbatch"]
+    assert "--array=0-255" in lines[1]
+    assert lines[1][-2:] == ["--pool", "main"]
+    for script in ("head.sbatch", "replica.sbatch", "supervise.sh"):
+        assert str(directory() / script) in done.output.splitlines()
+    assert not home.exists()
+
+
+def test_status_without_a_name_lists_what_there_is(home: Path) -> None:
+    assert run("status").exit_code == 0
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_ready_deployment_is_valid_and_has_command_lines(file: Path) -> None:
+    deployment = load(file.read_text(), file.name)
+    if deployment.launcher.kind == "local":
+        commands = local.commands(deployment, Path("/d"), directory())
+        assert list(commands) == ["head", *(f"{p.name}-{t}" for p in deployment.pool for t in range(p.tasks))]
+    else:
+        assert list(cluster.submissions(deployment, Path("/d"), directory())) == [
+            "head", *(pool.name for pool in deployment.pool)
+        ]  # fmt: skip
+
+
+def test_no_command_line_holds_a_secret(home: Path, tmp_path: Path) -> None:
+    from exahpc.launch import prepare
+
+    deployment = load((JOBS / "laptop.toml").read_text())
+    folder, key = prepare.create(home / "laptop", deployment)
+    secrets = [key or "", folder.fleet_key().secret]
+    words = " ".join(
+        word for argv in local.commands(deployment, folder.path, directory()).values() for word in argv
+    )
+    assert not any(secret in words for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (80 * 2**30, "80.0 GiB"), (2**42, "4.0 TiB")],
+)
+def test_memory_is_told_in_powers_of_1024(count: int, text: str) -> None:
+    assert memory(count) == text

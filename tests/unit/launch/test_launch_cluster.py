@@ -1,0 +1,110 @@
+"""Everything is submitted or nothing, and what was submitted is never forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from exahpc.deployment.parse import load
+from exahpc.errors import SlurmError
+from exahpc.launch import cluster, start
+from exahpc.slurm.api import JobRecord, Submission
+from exahpc.slurm.jobbook import JobBook
+from exahpc.wire.folder import Folder
+
+TOML = 'name="d"\nmodel.path="/m"\n[[pool]]\nname="a"\nreplicas=2\n[[pool]]\nname="b"\n'
+
+
+class FakeSlurm:
+    """Accepts submissions until `refuse`; jobs live until cancelled."""
+
+    name = "fake"
+
+    def __init__(self, refuse: str = "") -> None:
+        self.refuse, self.submitted, self.cancelled = refuse, {}, []  # type: tuple[str, dict[str, Submission], list[str]]
+
+    def submit(self, submission: Submission) -> str:
+        if self.refuse and submission.name.endswith(self.refuse):
+            raise SlurmError("invalid partition")
+        job = str(100 + len(self.submitted))
+        self.submitted[job] = submission
+        return job
+
+    def jobs(self, ids: Sequence[str]) -> list[JobRecord]:
+        return [JobRecord(i, "completed" if i in self.cancelled else "pending", "x") for i in ids]
+
+    def requeue(self, job: str, *, exclude: str | None = None) -> None:
+        raise AssertionError("nothing is requeued here")
+
+    def cancel(self, job: str, *, signal: str | None = None) -> None:
+        self.cancelled.append(job)
+
+
+def made(tmp_path: Path) -> Folder:
+    return Folder.create(tmp_path / "d", TOML)
+
+
+def test_the_head_comes_first_and_each_pool_is_one_array(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(), made(tmp_path)
+    wanted = cluster.submissions(load(TOML), folder.path, Path("/s"))
+    told: list[tuple[str, str]] = []
+    book = cluster.submit(client, folder, wanted, lambda name, job: told.append((name, job)))
+    assert told == [("head", "100"), ("a", "101"), ("b", "102")]
+    assert [s.array for s in client.submitted.values()] == [None, "0-1", "0-0"]
+    assert JobBook.load(folder.path) == book == JobBook("100", {"a": ["101"], "b": ["102"]})
+    assert (folder.path / "logs" / "slurm").is_dir()
+
+
+def test_a_refused_pool_takes_back_what_came_before_and_is_named(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(refuse="-b"), made(tmp_path)
+    with pytest.raises(SlurmError, match='pool "b" was refused: invalid partition'):
+        cluster.submit(client, folder, cluster.submissions(load(TOML), folder.path, Path("/s")))
+    assert client.cancelled == ["100", "101"]
+    assert cluster.living(client, folder) == []
+
+
+def test_a_submitter_that_dies_leaves_the_ids_of_what_it_submitted(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(), made(tmp_path)
+
+    def dies(name: str, job: str) -> None:
+        if name == "a":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.submit(client, folder, cluster.submissions(load(TOML), folder.path, Path("/s")), dies)
+    assert [record.id for record in cluster.living(client, folder)] == ["100", "101"]
+
+
+@pytest.mark.parametrize("placement", ["first-task", "local"])
+def test_a_head_without_a_job_of_its_own_is_not_submitted(tmp_path: Path, placement: str) -> None:
+    deployment = load(TOML + f'[head]\nplacement = "{placement}"')
+    assert list(cluster.submissions(deployment, tmp_path, Path("/s"))) == ["a", "b"]
+
+
+def test_waiting_makes_no_sense_when_all_jobs_have_ended_but_slurm_is_asked_rarely(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(), made(tmp_path)
+    deployment = load(TOML)
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    now = [0.0]
+    ended = start.ended(folder, deployment, client, lambda: now[0])
+    for job in ("100", "101", "102"):
+        client.cancel(job)
+    now[0] = start.SLURM_PACE - 0.1
+    assert ended() is None
+    now[0] = start.SLURM_PACE
+    assert "all jobs have ended" in (ended() or "")
+
+
+def test_a_failed_question_is_no_failed_job(tmp_path: Path) -> None:
+    class Deaf(FakeSlurm):
+        def jobs(self, ids: Sequence[str]) -> list[JobRecord]:
+            raise SlurmError("timeout")
+
+    client, folder = Deaf(), made(tmp_path)
+    cluster.submit(client, folder, cluster.submissions(load(TOML), folder.path, Path("/s")))
+    now = [0.0]
+    ended = start.ended(folder, load(TOML), client, lambda: now[0])
+    now[0] = 1000.0
+    assert ended() is None
