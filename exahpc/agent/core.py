@@ -43,7 +43,7 @@ from exahpc.deployment.spec import Recovery
 from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, Welcome
 
 LINK_GRACE = 3.0  # a lost socket is usually a dying step, whose end tells more: wait for it
-STOP_GRACE = 5.0  # from "please stop" to the kill
+STOP_GRACE = 8.0  # from "please stop" to the kill: taking an interpreter with torch down takes seconds
 KILL_GRACE = 5.0  # from the kill to the end of waiting: a process stuck in the kernel must not hold the task
 HAND_BACK_SECONDS = 10.0
 UNKILLABLE_SECONDS = 30.0

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 SYNC_SECONDS = 0.2
-TERM_DRAIN_SECONDS = 20.0  # Slurm kills 30 s after TERM (KillWait), and stopping takes some of them
+TERM_DRAIN_SECONDS = 15.0  # Slurm kills 30 s after TERM (KillWait); stopping a replica takes up to 13 of them
 WARNED_DRAIN_SECONDS = 60.0  # the warning comes 2 minutes before the end, give or take half a minute
 FAREWELL_SECONDS = 0.3  # for the last messages to leave: closing a socket drops what is still in it
 
