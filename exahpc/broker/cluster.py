@@ -1,9 +1,10 @@
-"""The broker's hand on Slurm: one thread, one question or deed at a time; the loop never waits for it."""
+"""The broker's hand on Slurm: a few threads, so that the loop never waits, nor a question for a slow deed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, assert_never
 
@@ -18,6 +19,7 @@ from exahpc.slurm.submission import pool_submission
 from exahpc.wire.folder import Folder
 
 T = TypeVar("T")
+DEEDS = 4  # at once: a requeue off a dying node takes up to a minute
 
 
 class Cluster:
@@ -27,15 +29,17 @@ class Cluster:
         """connect: chooses a client; called on the thread at first use, since looking for one takes a while."""
         self._deployment, self._folder, self._connect = deployment, folder, connect
         self._client: SlurmClient | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slurm")
+        self._lock = threading.Lock()  # of the choice of a client and of the job book
+        self._questions = ThreadPoolExecutor(1, thread_name_prefix="slurm-query")
+        self._deeds = ThreadPoolExecutor(DEEDS, thread_name_prefix="slurm")
 
-    async def _run(self, work: Callable[[SlurmClient], T]) -> T:
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[SlurmClient], T]) -> T:
         def call() -> T:
-            if self._client is None:
-                self._client = self._connect()
-            return work(self._client)
+            with self._lock:
+                client = self._client = self._client or self._connect()
+            return work(client)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     async def query(self) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
         """(arrays of each pool by the job book, records by id)."""
@@ -45,7 +49,7 @@ class Cluster:
             ids = [job for jobs in pools.values() for job in jobs]
             return pools, {record.id: record for record in client.jobs(ids)} if ids else {}
 
-        return await self._run(work)
+        return await self._run(self._questions, work)
 
     async def perform(self, act: Act) -> str:
         """Do it; returns the id under which the task lives afterwards."""
@@ -63,7 +67,7 @@ class Cluster:
                 case _:
                     assert_never(act.kind)
 
-        return await self._run(work)
+        return await self._run(self._deeds, work)
 
     def _resubmit(self, client: SlurmClient, act: Act) -> str:
         name, _, task = act.key.rpartition("/")
@@ -82,15 +86,15 @@ class Cluster:
 
     def _note(self, pool: str, array: str) -> None:
         """`down` cancels what stands in the job book."""
-        book = JobBook.load(self._folder.path)
-        known = book.pools.get(pool, [])
-        if array not in known:
-            pools: Mapping[str, list[str]] = {**book.pools, pool: [*known, array]}
-            JobBook(book.head, dict(pools)).save(self._folder.path)
+        with self._lock:
+            book = JobBook.load(self._folder.path)
+            known = book.pools.get(pool, [])
+            if array not in known:
+                JobBook(book.head, {**book.pools, pool: [*known, array]}).save(self._folder.path)
 
     async def adopt(self, pool: str, array: str) -> None:
         """An agent runs in an array that nobody noted: its submitter died in between."""
-        await self._run(lambda client: self._note(pool, array))
+        await self._run(self._deeds, lambda client: self._note(pool, array))
 
     async def cancel_pools(self) -> None:
         """Cancel every array of every pool, pending tasks included."""
@@ -100,7 +104,7 @@ class Cluster:
                 for job in jobs:
                     client.cancel(job)
 
-        await self._run(work)
+        await self._run(self._deeds, work)
 
 
 def avoiding(submission: Submission, nodes: tuple[str, ...]) -> Submission:

@@ -150,11 +150,11 @@ class Broker:
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
-                key = self._fleet.key_of(peer)
+                key = self._agent_on(peer, now)
                 if key is not None and not self._draining:
                     self._send_all(peer, self._batches.want(key, message.rows, self._fleet.epoch, now))
             case m.LeaseProgress():
-                key = self._fleet.key_of(peer)
+                key = self._agent_on(peer, now)
                 if key is not None:
                     self._send_all(peer, self._batches.progress(key, message, now))
             case m.EntryHello():
@@ -173,6 +173,13 @@ class Broker:
                 self._drain(message.seconds, now)
             case _:
                 assert_never(message)
+
+    def _agent_on(self, peer: bytes, now: float) -> str | None:
+        """The agent on this connection; one that had been given up is heard again by this."""
+        key = self._fleet.key_of(peer)
+        if key is None:
+            self._act(self._fleet.beat(peer, m.AgentBeat(0, []), now))
+        return key or self._fleet.key_of(peer)
 
     def _send_all(self, peer: bytes, messages: Iterable[m.Message]) -> None:
         for message in messages:
