@@ -14,6 +14,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.mpi)
+            item.add_marker(pytest.mark.timeout(400))  # ranks that share few cores start slowly
             if not shutil.which("mpirun"):
                 item.add_marker(pytest.mark.skip(reason="no mpirun"))
 

@@ -23,7 +23,7 @@ def prompts(seed: int) -> list[list[int]]:
     return [[chance.randrange(VOCABULARY) for _ in range(n)] for n in LENGTHS]
 
 
-def ranks(n: int, *command: str | Path, env: dict[str, str] | None = None, seconds: float = 110) -> Any:
+def ranks(n: int, *command: str | Path, env: dict[str, str] | None = None, seconds: float = 350) -> Any:
     """Run a Python command on n ranks."""
     return subprocess.run(
         [*MPIRUN, "-n", str(n), sys.executable, *map(str, command)],
@@ -67,6 +67,7 @@ def generate(folder: Path, wanted: list[tuple[list[int], int]]) -> list[list[int
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # a second thread beside a busy neighbour is many times slower
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     answers = []
     for ids, new in wanted:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exahpc.replica.plan import Row
 
+Vector = NDArray[np.float32]
 _MASK = 2**64 - 1
 _CANDIDATES = 512
 
@@ -22,32 +24,34 @@ def uniform(seed: int, stream: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-def draw(logits: torch.Tensor, row: Row) -> int:
-    """One token from float32 logits [vocabulary] on the host; -1 when they hold no number.
+def draw(logits: Vector, row: Row) -> int:
+    """One token from logits [vocabulary]; -1 when they hold no number.
 
     Greedy at temperature 0. Otherwise the inverse of the cumulated probabilities, in order of probability,
     restricted to the fewest tokens whose probabilities reach top_p (Holtzman et al., 2020).
     """
-    best = float(logits.max())
+    best = logits.max()
     if not np.isfinite(best):
         return -1
     if row.temperature == 0.0:
         return int(logits.argmax())
-    weights = ((logits.double() - best) / row.temperature).exp()
+    weights = np.exp((logits.astype(np.float64) - best) / row.temperature)
     total, chance = float(weights.sum()), uniform(row.seed, row.stream, row.position)
     enough = row.top_p * total if row.top_p < 1.0 else chance * total
-    kept = min(_CANDIDATES, len(weights))
+    size = len(weights)
+    kept = min(_CANDIDATES, size)
     while True:  # nearly always the first few hundred tokens hold the mass that is asked for
-        values, order = weights.topk(kept) if kept < len(weights) else weights.sort(descending=True, stable=True)
-        reached = values.cumsum(0)
-        if kept == len(weights) or float(reached[-1]) > enough:
+        order = np.arange(size) if kept == size else np.argpartition(weights, size - kept)[size - kept :]
+        order = order[np.lexsort((order, -weights[order]))]  # of equals the lowest id first
+        reached = np.cumsum(weights[order])
+        if kept == size or reached[-1] > enough:
             break
-        kept = min(len(weights), kept * 8)
+        kept = min(size, kept * 8)
     last, mass = kept - 1, total
     if row.top_p < 1.0:
-        last = min(last, int(torch.searchsorted(reached, enough)))
+        last = min(last, int(np.searchsorted(reached, enough)))
         mass = float(reached[last])
-    return int(order[min(last, int(torch.searchsorted(reached, chance * mass, right=True)))])
+    return int(order[min(last, int(np.searchsorted(reached, chance * mass, side="right")))])
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -56,4 +60,4 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
         best = logits.max(-1)
         finite = torch.isfinite(best.values)
         return [int(t) if good else -1 for t, good in zip(best.indices.tolist(), finite.tolist(), strict=True)]
-    return [draw(one, row) for one, row in zip(logits, rows, strict=True)]
+    return [draw(one, row) for one, row in zip(logits.numpy(), rows, strict=True)]
