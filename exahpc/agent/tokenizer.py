@@ -1,7 +1,8 @@
 """The model's tokenizer from its folder, on the `tokenizers` library alone (no torch, no model code).
 
 Read: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json, config.json, with the
-meaning that transformers gives them.
+meaning that transformers gives them (so `add_bos_token` in tokenizer_config.json counts for nothing where there
+is a tokenizer.json, which says itself what stands around a text).
 """
 
 from __future__ import annotations
@@ -35,13 +36,10 @@ class Tokenizer:
         eos_ids: tuple[int, ...] = (),
         template: ChatTemplate | None = None,
         vocabulary: int | None = None,
-        around: tuple[list[int], list[int]] | None = None,
     ) -> None:
-        """around: ids before and after every text, when the configuration overrides the tokenizer's own."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._around = around
         self.eos_ids = eos_ids
         self.template = template
         self.vocabulary = vocabulary or backend.get_vocab_size(with_added_tokens=True)
@@ -58,13 +56,15 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         specials = {name: text for name in _SPECIALS if (text := _token_text(config.get(name))) is not None}
         backend = _backend(folder)
+        named = {token.content for token in backend.get_added_tokens_decoder().values()}
+        plain = [t for t in specials.values() if t not in named and backend.token_to_id(t) is not None]
+        backend.add_special_tokens(plain)  # the configuration makes these words special
         source = _template(folder, config)
         return Tokenizer(
             backend,
             eos_ids=_eos_ids(folder, backend, specials),
             template=None if source is None else ChatTemplate(source, specials, fold_system=fold_system),
             vocabulary=_vocabulary(_read_json(folder / "config.json")),
-            around=_around(config, backend, specials),
         )
 
     def encode(self, text: str, special: bool) -> list[int]:
@@ -73,13 +73,10 @@ class Tokenizer:
         A chat template writes these itself, so its text is encoded without. Raises RequestError (400) when
         the tokenizer has no way to write the text.
         """
-        own = special and self._around is None
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=own).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         except Exception as e:  # the library raises bare Exception, for instance for an unknown word without <unk>
             raise RequestError(f"the model's tokenizer cannot write this text: {e}") from e
-        if special and self._around is not None:
-            return [*self._around[0], *ids, *self._around[1]]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -215,17 +212,3 @@ def _vocabulary(config: dict[str, Any]) -> int | None:
     text = config.get("text_config")
     value = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     return value if isinstance(value, int) else None
-
-
-def _around(
-    config: dict[str, Any], backend: tokenizers.Tokenizer, specials: dict[str, str]
-) -> tuple[list[int], list[int]] | None:
-    """transformers' rule: `add_bos_token` or `add_eos_token`, when given, replace the tokenizer's own template."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
-
-    def ids(flag: str, name: str) -> list[int]:
-        token = backend.token_to_id(specials[name]) if config.get(flag) and name in specials else None
-        return [] if token is None else [token]
-
-    return ids("add_bos_token", "bos_token"), ids("add_eos_token", "eos_token")
