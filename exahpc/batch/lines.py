@@ -35,12 +35,15 @@ class Flaw:
     custom_id: str | None = None
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Body(msgspec.Struct):
     model: Any = None
     stream: Any = None
     seed: Any = None
-    messages: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
+    messages: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
 
 
 class _Line(msgspec.Struct):
@@ -81,9 +84,9 @@ def _row(custom_id: str, method: str, url: str, raw: bytes, body: _Body) -> Row 
         return Flaw(f"'body.model' must be a string, not {_show(body.model)}", custom_id)
     if body.stream not in (None, False):
         return Flaw("'body.stream' must be absent or false in a batch", custom_id)
-    if kind == "chat" and body.messages is None:
+    if kind == "chat" and bytes(body.messages) == b"null":
         return Flaw("'body.messages' is missing", custom_id)
-    if kind == "completion" and body.prompt is None:
+    if kind == "completion" and bytes(body.prompt) == b"null":
         return Flaw("'body.prompt' is missing", custom_id)
     seed = body.seed if isinstance(body.seed, int) and not isinstance(body.seed, bool) else None
     return Row(kind, custom_id, raw, body.model, seed)
@@ -115,8 +118,8 @@ def _parse_slowly(line: bytes) -> Row | Flaw:
         model=body.get("model"),
         stream=body.get("stream"),
         seed=body.get("seed"),
-        messages=there if body.get("messages") is not None else None,
-        prompt=there if body.get("prompt") is not None else None,
+        messages=_NULL if body.get("messages") is None else there,
+        prompt=_NULL if body.get("prompt") is None else there,
     )
     return _row(found["custom_id"], found["method"], found["url"], json.dumps(body).encode(), fields)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exahpc.batch.journal import FrameReader, Record
-from exahpc.batch.lines import LONGEST_LINE, Row, parse_line
+from exahpc.batch.lines import LONGEST_LINE, Flaw, Row, parse_line
 from exahpc.batch.plan import BAD, SOURCE, BatchPlan, Parts, same_input
 from exahpc.batch.source import index_file
 from exahpc.errors import BatchError
@@ -150,6 +150,16 @@ def test_nul_and_lone_surrogates_are_good_lines_and_keep_their_custom_id(tmp_pat
     assert isinstance(found, Row)
     assert found.custom_id == "\ud800\x00"
     assert json.loads(found.body) == body
+
+
+@pytest.mark.parametrize(("url", "field"), [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")])
+def test_a_body_is_passed_on_byte_by_byte(url: str, field: str) -> None:
+    body = f'{{"{field}" : ["\u00e9"],  "temperature": 1.50e0}}'
+    found = parse_line(f'{{"custom_id":"a","method":"POST","url":"{url}","body":{body}}}'.encode())
+    assert isinstance(found, Row)
+    assert found.body == body.encode()
+    null = parse_line(f'{{"custom_id":"a","method":"POST","url":"{url}","body":{{"{field}": null}}}}'.encode())
+    assert isinstance(null, Flaw)
 
 
 def test_an_over_long_line_is_one_bad_line(tmp_path: Path) -> None:
