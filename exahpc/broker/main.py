@@ -14,8 +14,9 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, assert_never
 
+import zmq
+
 from exahpc.broker import status
-from exahpc.broker.batches import Batches
 from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
@@ -68,42 +69,15 @@ class Broker:
             loop.add_signal_handler(number, self._stop, code, f"signal {number.name}")
         loop.add_signal_handler(signal.SIGUSR1, self._stop, EXIT_REQUEUE, "the walltime is near")
         link.require_descriptors(1024 + 4 * sum(pool.tasks for pool in self._deployment.pool))
-        now = self._now()
         before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
-        epoch = self._folder.claim_epoch()
-        journals = self._folder.path / "journal"
-        memory = replay(journals) if before is not None else Memory()
-        started = Started(at=now, epoch=epoch, host=socket.gethostname())
-        self._journal = Journal(journals, epoch, memory.records(now), started)
-        self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
-        self._fleet.table()
-        self._batches = Batches(self._folder.path, epoch)
-        self._rebuilder: Rebuilder | None = None
-        if self._cluster is not None:
-            recovery = Recovery(self._deployment, memory, now)
-            self._rebuilder = Rebuilder(
-                self._cluster, recovery, self._fleet, self._journal, self._now, self._spawn
-            )
-        self._hold_until = now
-        if before is not None and not memory.agents:
-            self._hold_until = now + HOLD_SECONDS
-            loop.call_later(HOLD_SECONDS, self._publish, True)
+        self._take_over(before)
         context = link.context()
-        port = int(before.address.rpartition(":")[2]) if before and before.host == started.host else 0
-        self._server = link.Server(
-            context,
-            self._folder.fleet_key(),
-            self._host,
-            m.ToBroker,
-            self._on_message,
-            on_garbage=lambda peer, why: _log.warning("a message that is none was dropped: %s", why),
-            port=port,
-        )
-        head = HeadRecord(epoch, self._server.address, started.host, os.getpid())
-        self._folder.publish_head(head)
-        _log.info("epoch %d at %s; %d agents expected", epoch, head.address, self._fleet.expected)
+        self._listen(context, before)
+        from exahpc.broker.batches import Batches  # half of all imports: peers reconnect meanwhile
+
+        self._batches = Batches(self._folder.path, self._fleet.epoch)
         self._spawn(self._tick())
-        self._spawn(self._watch_successor())
+        self._spawn(self._watch_record())
         if self._rebuilder is not None:
             self._spawn(self._rebuilder.watch())
         try:
@@ -115,6 +89,48 @@ class Broker:
             self._batches.close()
             self._journal.close()
             context.destroy(linger=0)
+
+    def _take_over(self, before: HeadRecord | None) -> None:
+        """Claim the next epoch, and begin with what earlier brokers of this deployment have journalled."""
+        now = self._now()
+        epoch = self._folder.claim_epoch()
+        journals = self._folder.path / "journal"
+        memory = replay(journals) if before is not None else Memory()
+        started = Started(at=now, epoch=epoch, host=socket.gethostname())
+        self._journal = Journal(journals, epoch, memory.records(now), started)
+        self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
+        self._fleet.table()
+        self._rebuilder: Rebuilder | None = None
+        if self._cluster is not None:
+            recovery = Recovery(self._deployment, memory, now)
+            self._rebuilder = Rebuilder(
+                self._cluster, recovery, self._fleet, self._journal, self._now, self._spawn
+            )
+        self._hold_until = now
+        if before is not None and not memory.agents:
+            self._hold_until = now + HOLD_SECONDS
+            asyncio.get_running_loop().call_later(HOLD_SECONDS, self._publish, True)
+
+    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], before: HeadRecord | None) -> None:
+        """Bind, where possible at the address that peers knock at already, and say where we are."""
+        host = socket.gethostname()
+        self._server = link.Server(
+            context,
+            self._folder.fleet_key(),
+            self._host,
+            m.ToBroker,
+            self._on_message,
+            on_garbage=lambda peer, why: _log.warning("a message that is none was dropped: %s", why),
+            port=int(before.address.rpartition(":")[2]) if before and before.host == host else 0,
+        )
+        self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
+        self._folder.publish_head(self._record)
+        _log.info(
+            "epoch %d at %s; %d agents expected",
+            self._record.epoch,
+            self._record.address,
+            self._fleet.expected,
+        )
 
     def _stop(self, code: int, why: str) -> None:
         if not self._end.done():
@@ -243,13 +259,15 @@ class Broker:
             self._act(self._fleet.tick(now))
             self._entries.tick(now)
 
-    async def _watch_successor(self) -> None:
+    async def _watch_record(self) -> None:
         """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
         while True:
             await asyncio.sleep(2.0)
             head = await asyncio.to_thread(self._folder.head)
             if head is not None and head.epoch > self._fleet.epoch:
                 self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
+            elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
+                await asyncio.to_thread(self._folder.publish_head, self._record)
 
     # --- status and the end ----------------------------------------------------------------------------------
 

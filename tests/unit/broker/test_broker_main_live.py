@@ -275,6 +275,16 @@ def test_a_second_broker_ends_the_first(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_an_older_record_that_was_written_late_is_put_right(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world(tmp_path) as w:
+            own = await w.head(1)
+            w.folder.publish_head(HeadRecord(0, "tcp://127.0.0.1:1", "elsewhere", 1))
+            await until(lambda: w.folder.head() == own, "the record names the younger broker")
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_a_signal_ends_the_broker_without_draining_anybody(tmp_path: Path, number: int, code: int) -> None:
     async def story() -> None:
