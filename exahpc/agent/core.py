@@ -45,6 +45,7 @@ from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, Welco
 LINK_GRACE = 3.0  # a lost socket is usually a dying step, whose end tells more: wait for it
 STOP_GRACE = 8.0  # from "please stop" to the kill: taking an interpreter with torch down takes seconds
 KILL_GRACE = 5.0  # from the kill to the end of waiting: a process stuck in the kernel must not hold the task
+OWN_SLEEP = 1.0  # an agent that heard nothing for longer must not blame its replicas for the silence
 HAND_BACK_SECONDS = 10.0
 UNKILLABLE_SECONDS = 30.0
 EXIT_REQUEUE = 75
@@ -244,6 +245,8 @@ class AgentCore:
     def _tick(self, event: Tick, now: float) -> list[Action]:
         actions: list[Action] = []
         for slot in self.slots.values():
+            if event.slept > OWN_SLEEP:
+                slot.forgive(event.slept)
             slot.load(slot.number in event.busy, now)
             actions += self._tick_slot(slot, now)
         return actions + self._finish_when_down(now)

@@ -84,9 +84,11 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes. busy: slots with work in flight."""
+    """Time passes. busy: slots with work in flight; slept: seconds by which this tick is late, because the agent
+    itself was stopped or blocked and could hear nobody."""
 
     busy: frozenset[int] = frozenset()
+    slept: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,8 +231,8 @@ class Agent:
     async def _launch(self, slot: int) -> None:
         try:
             step = await asyncio.to_thread(self._starter.start, slot)
-        except (OSError, ExahpcError) as error:
-            log.error("slot %d cannot be launched: %s", slot, error)
+        except Exception as error:  # whatever it was, the core must have an answer
+            log.error("slot %d cannot be launched", slot, exc_info=not isinstance(error, OSError | ExahpcError))
             self._emit(events.LaunchFailed(slot, f"launch failed: {error}"))
             return
         log.info("slot %d, incarnation %d: launched as process %d", slot, step.record.incarnation, step.record.pid)
@@ -340,9 +340,13 @@ class Agent:
                 self._worker.revoke(message.lease, message.soft)
 
     async def _tick_for_ever(self) -> None:
+        last = self._loop.time()
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            now = self._loop.time()
+            slept, last = max(0.0, now - last - TICK_SECONDS), now
             room = self._relay.room()
-            self._emit(events.Tick(frozenset(slot for slot, outstanding in room if outstanding)))
+            busy = frozenset(slot for slot, outstanding in room if outstanding)
+            self._emit(events.Tick(busy, slept))
             self._flush()
             self._entries.tell_room(room, self._loop.time())

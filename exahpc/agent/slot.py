@@ -116,6 +116,15 @@ class Slot:
             self.rate = (self.rate + fresh) / 2
             self._sample = (now, self.tokens)
 
+    def forgive(self, seconds: float) -> None:
+        """Move all clocks of the step on: for so long nobody listened to it."""
+        self.last_token += seconds
+        self.last_move += seconds
+        if self.unlinked is not None:
+            self.unlinked += seconds
+        if self.deadline is not None:
+            self.deadline += seconds
+
     def stalled(self, now: float, stall_seconds: float) -> bool:
         """Work is in flight, and neither a token nor a step came for so long. Steps without a token (the prefill
         of a long prompt) count as life, but not for ever: a replica may also spin."""

@@ -108,7 +108,13 @@ class Step:
             scratch=str(scratch or ""),
         )
         step = Step(record, child)
-        step._save()
+        try:
+            step._save()
+        except OSError:  # a step that nobody can find again must not live
+            _kill_hard([child.pid])
+            child.wait()
+            _clear(processes.family(None, record.socket), record.socket)
+            raise
         return step
 
     def watch(self, on_end: Callable[[Verdict], None]) -> None:
@@ -122,6 +128,9 @@ class Step:
         try:
             self._pidfd = os.pidfd_open(self.record.pid)
         except ProcessLookupError:
+            loop.call_soon(gone)
+            return
+        if self._child is None and not self.alive:  # the id was used again since we looked
             loop.call_soon(gone)
             return
         loop.add_reader(self._pidfd, gone)

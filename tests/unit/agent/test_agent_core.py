@@ -159,6 +159,15 @@ def test_steps_without_tokens_are_life_for_a_while_but_not_for_ever() -> None:
     assert 10 * RECOVERY.stall_seconds < now < 11.5 * RECOVERY.stall_seconds
 
 
+def test_an_agent_that_slept_does_not_blame_its_replicas() -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0)
+    core.handle(Tick(frozenset({0})), 1)
+    core.handle(LinkLost(0, 1), 2)
+    assert told(core.handle(Tick(frozenset({0}), slept=500.0), 502)) == []
+    assert [type(a) for a in told(core.handle(Tick(frozenset({0})), 506))] == [Lost, Kill]
+
+
 def test_a_lost_socket_waits_for_the_steps_end_then_kills() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)

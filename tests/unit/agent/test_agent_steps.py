@@ -158,6 +158,16 @@ def test_files_of_dead_steps_are_removed_and_those_of_other_slots_kept(runtime: 
     assert sorted(path.name for path in runtime.iterdir()) == ["a.1.1.sock", "a.1.json", "entry.alive"]
 
 
+def test_a_step_that_cannot_be_recorded_does_not_live(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("exahpc.agent.steps.write_atomic", full)
+    with pytest.raises(OSError, match="No space"):
+        start(runtime, RANKS)
+    assert processes.family(None, str(socket_path(runtime, "a", 0, 1))) == []
+
+
 def test_shared_memory_of_a_killed_step_is_removed(runtime: Path) -> None:
     segment = Path(f"/dev/shm/exahpc-test-{os.getpid()}-{time.monotonic_ns()}")
     script = (
