@@ -49,11 +49,11 @@ def _one_line(body: bytes) -> bytes:
         if b"\n" not in body and b"\r" not in body:
             msgspec.json.decode(body, type=msgspec.Raw)
             return body
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass  # or only a lone surrogate, which msgspec refuses
     try:
         return json.dumps(json.loads(body)).encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         return json.dumps(body.decode("utf-8", "replace")).encode()
 
 

@@ -69,8 +69,14 @@ def parse_line(line: bytes) -> Row | Flaw:
         found = _fast_line(line)
         raw = bytes(found.body)
         body = _fast_body(raw)
-    except msgspec.DecodeError:  # ill-formed, ill-shaped, or a lone surrogate: tell exactly which
-        return _parse_slowly(line)
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+    ):  # ill-formed, ill-shaped, or a lone surrogate: tell exactly which
+        try:
+            return _parse_slowly(line)
+        except RecursionError:
+            return Flaw("not JSON that can be read: nested too deeply")
     return _row(found.custom_id, found.method, found.url, raw, body)
 
 
@@ -89,14 +95,14 @@ def _row(custom_id: str, method: str, url: str, raw: bytes, body: _Body) -> Row 
     if kind == "completion" and bytes(body.prompt) == b"null":
         return Flaw("'body.prompt' is missing", custom_id)
     seed = body.seed if isinstance(body.seed, int) and not isinstance(body.seed, bool) else None
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        return Flaw("'body.seed' must fit into 64 bits", custom_id)
     return Row(kind, custom_id, raw, body.model, seed)
 
 
 def _parse_slowly(line: bytes) -> Row | Flaw:
     try:
         found = json.loads(line, parse_constant=_refuse)
-    except RecursionError:
-        return Flaw("not JSON that can be read: nested too deeply")
     except ValueError as error:
         return Flaw(f"not JSON: {_where(error)}")
     if not isinstance(found, dict):

@@ -125,7 +125,7 @@ def error_of(outcome: Outcome) -> dict[str, object]:
         body = msgspec.json.decode(outcome.body)
         found = body["error"]
         fields.update({name: found.get(name) for name in fields})
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError):
         fields["message"] = outcome.body[:500].decode("utf-8", "replace")
     return fields
 

@@ -77,6 +77,8 @@ def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
         line("nm", body={"model": "m"}),
         b'{"x": NaN}',
         b"[" * 100_000,
+        b'{"custom_id": "d", "x": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+        line("big", body={"messages": [], "seed": 2**63}),
         line("ok2"),
     ]
     with pytest.raises(BatchError) as caught:
@@ -98,11 +100,13 @@ def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
         15: "'body.messages' is missing",
         16: "NaN is not a JSON value",
         17: "nested too deeply",
+        18: "nested too deeply",
+        19: "'body.seed' must fit",
     }.items():
         assert any(f"line {number}: " in row and words in row for row in text.splitlines()), (number, words, text)
-    assert "15 of 17 rows" in text
+    assert "17 of 19 rows" in text
     assert "line 1:" not in text
-    assert "line 18:" not in text
+    assert "line 20:" not in text
 
 
 def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path: Path) -> None:
