@@ -22,6 +22,7 @@ from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
 from exahpc.broker.memory import Agent, Memory, Started
+from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
 from exahpc.broker.values import Changed, Down, FleetAction, Ignored, Superseded, Tell, Up
@@ -34,8 +35,6 @@ from exahpc.wire.folder import Folder, HeadRecord
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
-TABLE_PACE = 0.1  # seconds between two tables, so that 3,072 replicas coming up are not 3,072 tables
-TABLE_DELAY = 0.02  # changes that arrive together travel together
 HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
 COMING_SECONDS = 5.0  # wait of a drain for agents that have not said hello yet
 DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
@@ -56,8 +55,6 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._entries = Entries()
         self._draining = False
-        self._table_timer: asyncio.TimerHandle | None = None
-        self._next_table = 0.0
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -99,17 +96,14 @@ class Broker:
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
         self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
-        self._fleet.table()
         self._rebuilder: Rebuilder | None = None
         if self._cluster is not None:
             recovery = Recovery(self._deployment, memory, now)
             self._rebuilder = Rebuilder(
                 self._cluster, recovery, self._fleet, self._journal, self._now, self._spawn
             )
-        self._hold_until = now
-        if before is not None and not memory.agents:
-            self._hold_until = now + HOLD_SECONDS
-            asyncio.get_running_loop().call_later(HOLD_SECONDS, self._publish, True)
+        blind = before is not None and not memory.agents
+        self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
 
     def _listen(self, context: zmq.Context[zmq.Socket[bytes]], before: HeadRecord | None) -> None:
         """Bind, where possible at the address that peers knock at already, and say where we are."""
@@ -176,8 +170,7 @@ class Broker:
             case m.EntryHello():
                 self._entries.hello(peer, message, now)
                 self._server.send(peer, m.Welcome(self._fleet.epoch, self._deployment.recovery.beat_seconds))
-                if now >= self._hold_until:
-                    self._server.send(peer, self._fleet.current())
+                self._publisher.greet(peer)
             case m.EntryBeat():
                 self._entries.beat(peer, message, now)
             case m.StatusQuery():
@@ -196,6 +189,9 @@ class Broker:
         if key is None:
             self._act(self._fleet.beat(peer, m.AgentBeat(0, []), now))
         return key or self._fleet.key_of(peer)
+
+    def _tell(self, peer: bytes, message: m.Message) -> bool:
+        return self._server.send(peer, message)
 
     def _send_all(self, peer: bytes, messages: Iterable[m.Message]) -> None:
         for message in messages:
@@ -225,25 +221,7 @@ class Broker:
                     self._stop(EXIT_OVER, f"{action.why}, this is epoch {self._fleet.epoch}")
                 case _:
                     assert_never(action)
-        self._table_soon()
-
-    # --- the table -------------------------------------------------------------------------------------------
-
-    def _table_soon(self) -> None:
-        if self._fleet.dirty and self._table_timer is None:
-            now = self._now()
-            delay = max(TABLE_DELAY, self._next_table - now, self._hold_until - now)
-            self._table_timer = asyncio.get_running_loop().call_later(delay, self._publish)
-
-    def _publish(self, anyhow: bool = False) -> None:
-        self._table_timer = None
-        self._next_table = self._now() + TABLE_PACE
-        table = self._fleet.table() or (self._fleet.current() if anyhow else None)
-        if table is None:
-            return
-        for peer in self._entries.peers():
-            if not self._server.send(peer, table):
-                self._entries.gone(peer)
+        self._publisher.soon()
 
     # --- time ------------------------------------------------------------------------------------------------
 
