@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from exahpc.errors import DeploymentError, RequestError
+from exahpc.openai.body import shortened
 from exahpc.openai.template import ChatTemplate
 from exahpc.openai.text import BytesDecoder, Decoder, WindowDecoder
 
@@ -76,7 +77,7 @@ class Tokenizer:
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         except Exception as e:  # the library raises bare Exception, for instance for an unknown word without <unk>
-            raise RequestError(f"the model's tokenizer cannot write this text: {e}") from e
+            raise RequestError(f"the model's tokenizer cannot write this text: {shortened(str(e))}") from e
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

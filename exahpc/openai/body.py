@@ -33,6 +33,11 @@ def printable(value: object, longest: int = 60) -> str:
         text = repr(value).encode("utf-8", "backslashreplace").decode()
     except (ValueError, RecursionError):  # thousands of digits, or of brackets
         return f"this {type(value).__name__}"
+    return shortened(text, longest)
+
+
+def shortened(text: str, longest: int = 300) -> str:
+    """`text`, cut for an error message: what others write into theirs can be as long as the request."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 

@@ -16,6 +16,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from exahpc.errors import DeploymentError, RequestError
+from exahpc.openai.body import shortened
 from exahpc.openai.messages import Message
 
 
@@ -92,9 +93,9 @@ class ChatTemplate:
             return self._template.render({**options, **given})
         except Exception as e:  # a template is a program: whatever it raises is about these messages
             hint = "" if self._fold or all(m.role != "system" for m in messages) else _FOLD_HINT
+            words = shortened(str(e)) or type(e).__name__
             raise RequestError(
-                f"messages: the model's chat template refused them: {e or type(e).__name__}{hint}",
-                param="messages",
+                f"messages: the model's chat template refused them: {words}{hint}", param="messages"
             ) from e
 
 

@@ -77,6 +77,14 @@ def test_clients_may_set_variables_but_not_the_servers() -> None:
         assert caught.value.param == "chat_template_kwargs"
 
 
+def test_an_error_that_quotes_the_conversation_stays_short() -> None:
+    with pytest.raises(RequestError) as caught:
+        render("{{ raise_exception(messages[0].content) }}", Message("user", "x" * 10**6))
+    assert len(caught.value.message) < 1000
+    with pytest.raises(RequestError):
+        render("{{ x }}", options={"messages": "x" * 10**6})
+
+
 def test_user_text_is_data_never_template() -> None:
     assert "{{ 7 * 7 }}" in render(ALTERNATING, Message("user", "{{ 7 * 7 }}"))
 
