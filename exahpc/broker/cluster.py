@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, assert_never
 
@@ -41,12 +41,12 @@ class Cluster:
 
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
-    async def query(self) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
-        """(arrays of each pool by the job book, records by id)."""
+    async def query(self, arrays: Iterable[str] = ()) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+        """(arrays of each pool by the job book, records by id). arrays: to be asked about besides those."""
 
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
             pools = JobBook.load(self._folder.path).pools
-            ids = [job for jobs in pools.values() for job in jobs]
+            ids = list(dict.fromkeys([*(job for jobs in pools.values() for job in jobs), *arrays]))
             return pools, {record.id: record for record in client.jobs(ids)} if ids else {}
 
         return await self._run(self._questions, work)

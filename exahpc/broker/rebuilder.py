@@ -73,7 +73,7 @@ class Rebuilder:
 
     async def _query(self, asked: float) -> None:
         try:
-            pools, records = await self._cluster.query()
+            pools, records = await self._cluster.query(self.recovery.arrays())
         except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
@@ -81,7 +81,7 @@ class Rebuilder:
         self._trouble = None
         for pool, arrays in pools.items():
             self._arrays.update(arrays)
-            self.recovery.placed(pool, arrays)
+            self.recovery.placed(pool, arrays, records)
         self.recovery.answered(records, asked)
 
     async def _perform(self, act: Act) -> None:

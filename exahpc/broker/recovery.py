@@ -6,7 +6,7 @@ is still allowed; this module remembers what is under way, so that nothing is ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exahpc.broker.limits import Allowance, Limits
@@ -79,13 +79,14 @@ class Recovery:
 
     # --- events ----------------------------------------------------------------------------------------------
 
-    def placed(self, pool: str, arrays: Iterable[str]) -> None:
-        """The job book: a pool's tasks live in its first array unless something else was heard of them."""
-        first = next(iter(arrays), None)
-        if first is not None:
-            for number in range(self._pools[pool].tasks):
-                task = self._tasks[f"{pool}/{number}"]
-                task.job = task.job or f"{first}_{number}"
+    def placed(self, pool: str, arrays: Sequence[str], records: Mapping[str, JobRecord]) -> None:
+        """The job book. A task of which nothing was heard lives in the newest array that Slurm says holds it, or
+        else in the first one, which held them all."""
+        for number in range(self._pools[pool].tasks if arrays else 0):
+            task = self._tasks[f"{pool}/{number}"]
+            if not task.job:
+                ids = [f"{array}_{number}" for array in arrays]
+                task.job = next((job for job in reversed(ids) if job in records), ids[0])
 
     def up(self, key: str, job: str) -> None:
         """An agent is alive in this job: whatever was under way has had its effect."""
@@ -185,6 +186,10 @@ class Recovery:
 
     def job(self, key: str) -> str:
         return self._tasks[key].job
+
+    def arrays(self) -> set[str]:
+        """Every array that a task is known to live in: to be asked about."""
+        return {task.job.partition("_")[0] for task in self._tasks.values() if task.job}
 
     # --- inner -----------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class World:
         if self.answer is not None and self.now > self.answer[0]:
             asked, records = self.answer
             self.answer = None
-            self.recovery.placed("a", ["1"])
+            self.recovery.placed("a", ["1"], records)
             self.recovery.answered(records, asked)
         absent = list(self.fleet.absent())
         if self.recovery.query_due(self.now, bool(absent)):

@@ -42,7 +42,7 @@ class Story:
 
     def __init__(self, *, requeue: bool = True, memory: Memory | None = None, tasks: int = 2) -> None:
         self.recovery = Recovery(deployment(tasks, requeue=requeue), memory or Memory(), 0.0)
-        self.recovery.placed("a", ["7"])
+        self.recovery.placed("a", ["7"], {})
         self.now = 0.0
         self.answer: list[JobRecord] = [record()]
         self.absent: list[AgentView] = []
@@ -184,7 +184,7 @@ def test_where_requeue_is_disabled_the_task_is_cancelled_and_resubmitted_and_the
     story.answer = [record("failed", "CANCELLED by 0"), record("pending", job="8_0")]
     assert [kind for _, kind in story.run(400)] == ["resubmit"], "our own cancelling is no wish of a user"
     recovery = Recovery(deployment(), Memory(), 0.0)
-    recovery.placed("a", ["7"])
+    recovery.placed("a", ["7"], {})
     assert recovery.done("a/0", "requeue", "7_0", "presently disabled", 1.0, disabled=True)
     assert not recovery.done("a/1", "requeue", "7_1", "Socket timed out", 1.0)
 
@@ -202,7 +202,7 @@ def test_a_pool_without_requeue_is_never_requeued(source: str) -> None:
 
 def test_nothing_is_done_twice_while_it_is_under_way() -> None:
     recovery = Recovery(deployment(), Memory(), 0.0)
-    recovery.placed("a", ["7"])
+    recovery.placed("a", ["7"], {})
     for asked in (110.0, 120.0):
         recovery.answered({"7_0": record("failed")}, asked)
     assert len(recovery.decide([away()], 120.0)) == 1
@@ -269,6 +269,18 @@ def test_when_half_of_the_fleet_is_silent_running_jobs_are_left_alone() -> None:
     assert {act.key for _, act in story.acts} == set()
     story.run(2100)
     assert {act.key for _, act in story.acts} == {"a/0", "a/1"}
+
+
+def test_a_broker_without_memory_finds_a_resubmitted_task_by_the_job_book() -> None:
+    story = Story()
+    story.recovery = Recovery(deployment(), Memory(), 0.0)
+    records = {r.id: r for r in (record("failed"), record("pending", job="8_0"))}
+    story.recovery.placed("a", ["7", "8"], records)
+    assert (story.recovery.job("a/0"), story.recovery.job("a/1")) == ("8_0", "7_1")
+    assert story.recovery.arrays() == {"7", "8"}
+    story.answer = list(records.values())
+    story.absent = [away("unheard", 0.0)]
+    assert story.run(500) == []
 
 
 def test_slurm_is_asked_at_most_once_in_ten_seconds() -> None:
