@@ -70,6 +70,8 @@ def export(source: Path, target: Path | BinaryIO, progress: Progress = lambda do
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
+        except OSError as error:
+            raise BatchError(f"{target} cannot be written: {error.strerror or error}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return summary

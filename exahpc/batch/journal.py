@@ -155,6 +155,10 @@ class FrameReader(Generic[T]):
                 return value
         raise BatchError(f"{self.path} is damaged at byte {start}: restore the file, or run the batch again")
 
+    def sync(self) -> None:
+        """Force what this node knows of the file to disk, whoever wrote it."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 

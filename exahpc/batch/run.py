@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exahpc.batch.client import Owner
 from exahpc.batch.plan import BatchPlan, Parts, digest_of, same_input
@@ -73,7 +76,21 @@ def prepare(
     error records. progress(bytes done, bytes in all). Raises BatchError with all bad lines, for another input
     than the one that `output` was begun with, and while another client works on `output`.
     """
-    output = output.absolute()
+    with _told(output):
+        return _prepare(source, output.absolute(), served_name, skip_bad, progress)
+
+
+@contextmanager
+def _told(output: Path) -> Iterator[None]:
+    """Disk full, quota, permissions: errors of the user's folder, not of ours."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or output
+        raise BatchError(f"{where} cannot be used: {error.strerror or error}") from error
+
+
+def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool, progress: Progress) -> Prepared:
     if not output.parent.is_dir():
         raise BatchError(f"folder {output.parent} of the output does not exist: make it, or choose another output")
     parts = Parts.of(output)
@@ -90,7 +107,7 @@ def prepare(
         plan = parts.plan()
         resumed = plan is not None
         if plan is not None:
-            same_input(plan, source)
+            plan = _moved(parts, plan, source)
             if served_name is not None and plan.model not in (None, served_name):
                 raise BatchError(
                     f"{parts.path} was begun for model {plan.model!r}, this deployment serves {served_name!r}: "
@@ -106,9 +123,21 @@ def prepare(
         raise
 
 
+def _moved(parts: Parts, plan: BatchPlan, source: Path) -> BatchPlan:
+    """The plan, with the place where its input lies now. Raises BatchError for another input."""
+    same_input(plan, source)
+    now = msgspec.structs.replace(plan, input=str(source.absolute()), mtime_ns=source.stat().st_mtime_ns)
+    if now != plan:
+        parts.save(now)
+    return now
+
+
 def _finished(output: Path, source: Path, parts: Parts) -> Prepared:
     """For an output that is complete already. Raises BatchError when it is something else."""
-    results = Results(output)
+    try:
+        results = Results(output)
+    except BatchError as error:
+        raise BatchError(f"{output} exists and is not a results file: choose another output ({error})") from error
     try:
         plan = parts.plan()
         if plan is not None and plan.batch == results.batch:
@@ -137,7 +166,8 @@ def drive(
     """
     if prepared.summary is not None:
         return prepared.summary
-    roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
+    with _told(prepared.output):
+        roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     question: Question = prepared.question
     roll_at = clock()
     while True:
@@ -161,7 +191,8 @@ def drive(
             note = answer.status.note or "the same command goes on with it"
             raise BatchError(f"batch {prepared.plan.batch} was {answer.status.state}: {note}")
         if clock() >= roll_at:
-            roller.roll()
+            with _told(prepared.output):
+                roller.roll()
             roll_at = clock() + _ROLL_SECONDS
         sleep(poll_seconds)
 
@@ -170,15 +201,16 @@ def finish(
     prepared: Prepared, roller: Roller | None = None, *, keep_parts: bool = True, progress: Progress = _quiet
 ) -> Summary:
     """Roll what is left and write the results file. Raises BatchError while rows are missing."""
-    roller = roller or Roller(prepared.parts, prepared.plan, beat=prepared.beat)
-    roller.roll(everything=True)
 
     def beat(done: int, total: int) -> None:
         prepared.beat()
         progress(done, total)
 
-    summary = write_results(prepared.output, prepared.parts, prepared.plan, beat)
-    prepared.release()
-    if not keep_parts:
-        shutil.rmtree(prepared.parts.path)
+    with _told(prepared.output):
+        roller = roller or Roller(prepared.parts, prepared.plan, beat=prepared.beat)
+        roller.roll(everything=True)
+        summary = write_results(prepared.output, prepared.parts, prepared.plan, beat)
+        prepared.release()
+        if not keep_parts:
+            shutil.rmtree(prepared.parts.path)
     return summary

@@ -55,7 +55,7 @@ def journal_prefix(agent: str) -> str:
 
 
 def scan(parts: Parts, gaps: dict[str, Gaps]) -> list[Found]:
-    """What the given gaps of journals hold. Blocking. A torn or damaged frame ends its gap."""
+    """What the given gaps of journals hold, made durable. Blocking. A torn or damaged frame ends its gap."""
     found: list[Found] = []
     for name, ranges in gaps.items():
         reader: FrameReader[Record] = FrameReader(parts.journal_file(name), Record)
@@ -70,6 +70,7 @@ def scan(parts: Parts, gaps: dict[str, Gaps]) -> list[Found]:
                     good = ranges_of(row for row, ok in rows.items() if ok)
                     bad = ranges_of(row for row, ok in rows.items() if not ok)
                     found.append(Found(name, start, reached, good, bad))
+            reader.sync()  # what was read may only have been on its way to the disk
         finally:
             reader.close()
     return found

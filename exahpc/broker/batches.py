@@ -135,6 +135,9 @@ class Batches:
             except (BatchError, OSError) as error:
                 log.error("batch %s: %s", batch, error)
                 self._end(batch, entry, "failed", str(error))
+            except Exception as error:  # a defect or a spoilt folder: one batch must not end the broker
+                log.exception("batch %s", batch)
+                self._end(batch, entry, "failed", f"{type(error).__name__}: {error}")
         if self._hellos and not self._opening():
             for agent, leases in self._hellos.items():
                 self._perform(self._leases.hello(agent, leases, now), now)
