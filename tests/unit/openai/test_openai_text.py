@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.openai.text import REPLACEMENT, TextStream
@@ -37,6 +37,23 @@ def byte_fallback() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(backend)
+
+
+@functools.cache
+def trained() -> Tokenizer:
+    """Byte-level merges that begin and end inside characters, and added words that are no byte tokens."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["你好 👩‍👩‍👧 é 你们 hello world привет " * 20, "👩 👨 👧 你 好 们 ê è"], trainer)
+    backend.add_tokens(["<think>", "é!", "日本", " x"])
     return Tokenizer(backend)
 
 
@@ -90,6 +107,12 @@ def test_any_split_of_any_ids_gives_the_same_text(data: st.DataObject, kind: str
 def test_byte_level_streams_equal_the_librarys_decode(ids: list[int]) -> None:
     stream = TextStream(byte_level().decoder([]))
     assert stream.push(ids) + stream.finish() == byte_level().decode(ids)
+
+
+@given(st.lists(st.integers(0, 430), max_size=30))
+def test_merged_and_added_tokens_stream_as_the_librarys_decode(ids: list[int]) -> None:
+    stream = TextStream(trained().decoder([]))
+    assert "".join(stream.push([i]) for i in ids) + stream.finish() == trained().decode(ids)
 
 
 @given(st.lists(st.integers(3, 13), max_size=20))
