@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --disable-pip-version-check --no-input --root-user-action=ignore
 EXAHPC := $(PY) -m exahpc.cli
 STAMPS := $(VENV)/stamps
-PYTEST := $(PY) -m pytest
+PYTEST := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest
 SOURCES := exahpc tests bench docs jobs requirements
 
 export HF_HUB_OFFLINE := 1
@@ -83,36 +83,33 @@ check: dev ## about a minute: format, lint, types, layers, unit tests
 	echo "== unit tests"
 	$(PYTEST) -q tests/unit -m "not long and not mpi and not cluster"
 
-# Packages that tests need on top of Python; without root each missing one is named, and its tests left out.
+# Debian packages of the tests; without root what is missing is named, and its tests are left out.
 tested: dev
-	@missing=""
-	command -v slurmctld >/dev/null || missing+=" slurm-wlm"
-	command -v munged >/dev/null || missing+=" munge"
-	command -v mpirun >/dev/null || missing+=" openmpi-bin"
-	[ -e /usr/lib/x86_64-linux-gnu/libpmix.so ] || [ -e /usr/lib/aarch64-linux-gnu/libpmix.so ] || missing+=" libpmix-dev"
-	command -v ip >/dev/null || missing+=" iproute2"
-	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	    echo "== packages for tests:$$missing"
-	    apt-get update -q
-	    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
-	elif [ -n "$$missing" ]; then
-	    echo "== NOT TESTED without root: the development cluster (tests/cluster); missing packages:$$missing"
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	    echo "== packages for tests: Slurm, munge, Open MPI"
+	    slurm/devcluster/install core mpi
+	elif ! command -v slurmctld >/dev/null; then
+	    echo "== NOT TESTED: tests/cluster needs Slurm; ask for: slurm/devcluster/install core mpi (as root)"
 	fi
 
-test: check tested ## everything that this machine can test
+test: check tested test-pyslurm ## everything that this machine can test
 	@echo "== MPI, cluster and end-to-end tests"
 	marks="not long"
 	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs root and Slurm"
 	    marks+=" and not cluster"
 	fi
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTEST) tests --ignore=tests/unit -m "$$marks"
+	$(PYTEST) tests --ignore=tests/unit -m "$$marks"
 
 test-long: check tested ## also what takes many minutes
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTEST) tests --ignore=tests/unit
+	@$(PYTEST) tests
+
+test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in a root of its own
+	@echo "== pyslurm, in a Debian testing root (reports; fails only when the mistake is ours)"
+	tests/cluster/run-pyslurm-root </dev/null
 
 bench-%: dev ## measure NAME into bench/results/NAME.json
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m bench.$(subst -,_,$*)
+	@$(PY) bench/$(subst -,_,$*).py
 
 docs: dev ## write docs/reference from the code
 	@$(PY) docs/reference/generate.py
