@@ -47,23 +47,29 @@ def run(folder: Folder, pool_name: str, task: int) -> int:
     deployment = load(folder.toml, str(folder.path / "deployment.toml"))
     pool = _pool(deployment, pool_name, task)
     head = folder.head()
-    agent = Agent(
-        folder,
-        deployment,
-        pool,
-        task,
-        incarnation=folder.claim_incarnation(pool.name, f"t{task}"),
-        core=AgentCore(
-            pool.slots_of_task(task),
-            deployment.recovery,
-            hand_back_code=_hand_back_code(deployment, pool),
-            epoch=head.epoch if head is not None else 0,
-        ),
-        relay=Relay(deployment, _tokenizer(deployment)),
-        worker=LeaseWorker(f"{pool.name}-{task}"),
-        starter=Starter(folder, deployment, pool, task),
+    incarnation = folder.claim_incarnation(pool.name, f"t{task}")
+    core = AgentCore(
+        pool.slots_of_task(task),
+        deployment.recovery,
+        hand_back_code=_hand_back_code(deployment, pool),
+        epoch=head.epoch if head is not None else 0,
     )
-    code = uvloop.run(agent.run())
+    relay = Relay(deployment, _tokenizer(deployment))
+
+    async def serve() -> int:
+        return await Agent(
+            folder,
+            deployment,
+            pool,
+            task,
+            incarnation=incarnation,
+            core=core,
+            relay=relay,
+            worker=LeaseWorker(f"{pool.name}-{task}"),
+            starter=Starter(folder, deployment, pool, task),
+        ).run()
+
+    code = uvloop.run(serve())
     if code == EXIT_REQUEUE:
         _requeue()
     return code

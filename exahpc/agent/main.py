@@ -1,7 +1,7 @@
 """The loop of one agent: carries events to the core and performs what it answers.
 
-One turn: messages arrive (entries, broker, replicas), each is handled at once; after the burst the frames that are
-due go out; every TICK_SECONDS time itself is an event, batch rows are offered and room is told.
+Events come from steps and replicas, from the broker, from signals and from time itself, every TICK_SECONDS.
+Requests and batch rows do not pass here: see `traffic`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from typing import Any, assert_never
 
 import zmq
 
-from exahpc.agent import events, relay
+from exahpc.agent import events
 from exahpc.agent.control import Control
 from exahpc.agent.core import AgentCore
-from exahpc.agent.entries import Entries
 from exahpc.agent.leases import LeaseWorker
 from exahpc.agent.relay import Relay
 from exahpc.agent.replicas import Replica
 from exahpc.agent.starter import Starter
 from exahpc.agent.steps import Step
+from exahpc.agent.traffic import Traffic
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import ExahpcError
-from exahpc.openai.body import Kind
 from exahpc.slurm import here
 from exahpc.wire import link
 from exahpc.wire.address import host_address
@@ -36,15 +35,12 @@ from exahpc.wire.folder import Folder
 from exahpc.wire.messages import (
     AgentGone,
     AgentHello,
-    Cancel,
     DrainAgent,
     LeaseGrant,
     LeaseRevoke,
     LeaseWanted,
-    NoRoom,
+    Message,
     RestartReplica,
-    Submit,
-    Tokens,
     Welcome,
 )
 
@@ -58,7 +54,7 @@ FAREWELL_SECONDS = 0.3  # for the last messages to leave: closing a socket drops
 
 
 class Agent:
-    """One task's agent. `run` returns its exit code: 0, 75 (hand back to Slurm), or another (start me again)."""
+    """One task's agent, made inside the running loop. `run` returns its exit code."""
 
     def __init__(
         self,
@@ -73,43 +69,43 @@ class Agent:
         worker: LeaseWorker,
         starter: Starter,
     ) -> None:
-        self._folder, self._deployment, self._pool, self._task = folder, deployment, pool, task
-        self._incarnation, self._core, self._relay, self._worker = incarnation, core, relay, worker
-        self._starter = starter
+        """Raises LinkError when this node has no address."""
+        self._pool, self._task, self._incarnation = pool, task, incarnation
+        self._core, self._starter = core, starter
         self._name = f"{pool.name}/{task}"
         self._replicas: dict[int, Replica] = {}
-        self._launching: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
         self._events: deque[events.Event] = deque()
         self._handling = False
-        self._feeding = True
-        self._flushing = False
-        self._granted = asyncio.Event()
-        self._control: Control
-        self._loop: asyncio.AbstractEventLoop
-        self._finish: asyncio.Future[events.Finish]
+        self._loop = asyncio.get_running_loop()
+        self._finish: asyncio.Future[events.Finish] = self._loop.create_future()
+        self._ctx: zmq.Context[zmq.Socket[bytes]] = link.context()
+        self._traffic = Traffic(
+            self._ctx,
+            folder.fleet_key(),
+            host_address(deployment.launcher),
+            relay,
+            worker,
+            self._to_replica,
+            self._ask_rows,
+        )
+        self._control = Control(
+            self._ctx,
+            folder,
+            self._hello,
+            lambda: core.states(self._loop.time()),
+            lambda: core.epoch,
+            self._broker_said,
+            deployment.recovery.beat_seconds,
+        )
 
     # --- life ---------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        self._loop = asyncio.get_running_loop()
-        self._finish = self._loop.create_future()
-        self._ctx: zmq.Context[zmq.Socket[bytes]] = link.context()
-        self._entries = Entries(
-            self._ctx,
-            self._folder.fleet_key(),
-            host_address(self._deployment.launcher),
-            self._entry_said,
-            lambda peer: self._act(self._relay.peer_gone(peer)),
-        )
-        self._control = Control(
-            self._ctx,
-            self._folder,
-            self._hello,
-            lambda: self._core.states(self._loop.time()),
-            lambda: self._core.epoch,
-            self._broker_said,
-            self._deployment.recovery.beat_seconds,
-        )
+        """Returns 0 (ended in order), 75 (hand this task back to Slurm) or another code (start me again).
+
+        Raises what a defect raised: the supervisor starts the agent again, and the steps live on.
+        """
         for step in await asyncio.to_thread(self._starter.adoptable, list(self._core.slots)):
             log.info("adopting slot %d, incarnation %d", step.record.slot, step.record.incarnation)
             self._emit(events.Adopted(step.record.slot, step.record.incarnation, step.record.ready))
@@ -120,17 +116,34 @@ class Agent:
         self._control.open()
         if os.environ.get("EXAHPC_WARNED"):  # the warning came while no agent lived
             self._warned()
-        ticking = self._loop.create_task(self._tick_for_ever())
-        syncing = self._loop.create_task(self._sync_for_ever())
+        for work in (self._tick_for_ever(), self._sync_for_ever()):
+            self._spawn(work, vital=True)
         try:
-            done, _ = await asyncio.wait((self._finish, ticking, syncing), return_when=asyncio.FIRST_COMPLETED)
-            if self._finish not in done:
-                done.pop().result()  # raises: a defect; the supervisor starts us again, the steps live on
-            return await self._farewell(self._finish.result())
+            return await self._farewell(await self._finish)
         finally:
-            for task in (ticking, syncing, *self._launching):
+            for task in self._working:
                 task.cancel()
             self._close()
+
+    def _spawn(self, work: Any, *, vital: bool = False) -> None:
+        """Run a coroutine beside the loop. vital: the agent fails with it."""
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._working.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._working.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is None:
+                return
+            log.error("%s", error, exc_info=error)
+            if vital:
+                self._fail(error)
+
+        task.add_done_callback(over)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._finish.done():
+            self._finish.set_exception(error)
 
     def _warned(self) -> None:
         """Walltime or preemption is near: finish, and let Slurm run this task again."""
@@ -142,8 +155,8 @@ class Agent:
 
     async def _farewell(self, finish: events.Finish) -> int:
         log.info("ending with code %d: %s", finish.code, finish.reason)
-        self._relay_flush()
-        self._control.report(await self._worker.sync())
+        self._traffic.flush()
+        self._control.report(await self._traffic.sync())
         self._control.send(AgentGone(finish.reason, finish.requeue))
         await asyncio.sleep(FAREWELL_SECONDS)
         for replica in self._replicas.values():  # past every deadline: the hard way
@@ -154,25 +167,11 @@ class Agent:
 
     def _close(self) -> None:
         self._control.close()
-        self._entries.close()
+        self._traffic.close()
         for replica in self._replicas.values():
             replica.release()
         if not self._replicas:
             self._starter.leave()
-
-    def _hello(self) -> AgentHello:
-        return AgentHello(
-            pool=self._pool.name,
-            task=self._task,
-            incarnation=self._incarnation,
-            node=socket.gethostname(),
-            address=self._entries.address,
-            job=here.task_id() or "",
-            restarts=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
-            epoch=self._core.epoch,
-            replicas=self._core.states(self._loop.time()),
-            leases=self._worker.leases,
-        )
 
     # --- the core -----------------------------------------------------------------------------------------
 
@@ -187,8 +186,7 @@ class Agent:
                 for action in self._core.handle(self._events.popleft(), self._loop.time()):
                     self._perform(action)
         except BaseException as error:
-            if not self._finish.done():
-                self._finish.set_exception(error)
+            self._fail(error)
             raise
         finally:
             self._handling = False
@@ -196,9 +194,7 @@ class Agent:
     def _perform(self, action: events.Action) -> None:
         match action:
             case events.Launch(slot):
-                task = self._loop.create_task(self._launch(slot))
-                self._launching.add(task)
-                task.add_done_callback(self._launching.discard)
+                self._spawn(self._launch(slot))
             case events.Probe(slot, incarnation):
                 log.info("slot %d, incarnation %d: loaded, canary", slot, incarnation)
                 self._replicas[slot].probe()
@@ -206,7 +202,7 @@ class Agent:
                 log.info("slot %d, incarnation %d: ready", slot, incarnation)
                 self._serve(self._replicas[slot])
             case events.Lost(slot, own_exit):
-                self._act(self._relay.replica_gone(slot, own_exit=own_exit))
+                self._traffic.lost(slot, own_exit=own_exit)
             case events.Stop(slot, _):
                 self._replicas[slot].stop()
             case events.Kill(slot, incarnation, reason):
@@ -216,10 +212,7 @@ class Agent:
                 self._control.beat_soon()
             case events.CloseIntake(reason):
                 log.info("nothing new from now on: %s", reason)
-                self._feeding = False
-                self._worker.drain()
-                self._relay.drain()
-                self._act(self._relay.stop_rows())
+                self._traffic.close_intake()
             case events.Reconnect():
                 self._loop.call_soon(self._control.reconnect)
             case events.Finish():
@@ -228,11 +221,14 @@ class Agent:
             case _:
                 assert_never(action)
 
+    # --- steps --------------------------------------------------------------------------------------------
+
     async def _launch(self, slot: int) -> None:
         try:
             step = await asyncio.to_thread(self._starter.start, slot)
         except Exception as error:  # whatever it was, the core must have an answer
-            log.error("slot %d cannot be launched", slot, exc_info=not isinstance(error, OSError | ExahpcError))
+            expected = isinstance(error, OSError | ExahpcError)
+            log.error("slot %d cannot be launched: %s", slot, error, exc_info=not expected)
             self._emit(events.LaunchFailed(slot, f"launch failed: {error}"))
             return
         log.info("slot %d, incarnation %d: launched as process %d", slot, step.record.incarnation, step.record.pid)
@@ -240,8 +236,9 @@ class Agent:
         self._emit(events.Launched(slot, step.record.incarnation))
 
     def _watch(self, step: Step) -> None:
-        slot = step.record.slot
-        self._replicas[slot] = Replica(self._ctx, step, self._name, self._step_said, self._tokens, self._no_room)
+        self._replicas[step.record.slot] = Replica(
+            self._ctx, step, self._name, self._step_said, self._traffic.tokens, self._traffic.no_room
+        )
 
     def _step_said(self, event: events.Event) -> None:
         if isinstance(event, events.Ended):
@@ -251,93 +248,40 @@ class Agent:
 
     def _serve(self, replica: Replica) -> None:
         assert replica.hello is not None
-        self._act(self._relay.replica_up(replica.hello))
-        task = self._loop.create_task(asyncio.to_thread(replica.step.mark_ready))
-        self._launching.add(task)
-        task.add_done_callback(self._launching.discard)
+        self._traffic.serve(replica.hello)
+        self._spawn(asyncio.to_thread(replica.step.mark_ready))
 
-    # --- requests -----------------------------------------------------------------------------------------
-
-    def _act(self, actions: list[relay.Action]) -> None:
-        for action in actions:
-            match action:
-                case relay.ToPeer(peer, message):
-                    self._entries.send(peer, message)
-                case relay.ToReplica(slot, message):
-                    if slot in self._replicas:  # a lost link shows by itself
-                        self._replicas[slot].send(message)
-                case relay.RowEnded():
-                    self._worker.ended(
-                        action.key, action.status, action.body, action.prompt_tokens, action.completion_tokens
-                    )
-                case relay.RowLost(key, own_exit):
-                    self._worker.lost(key, own_exit)
-                case _:
-                    assert_never(action)
-
-    def _entry_said(self, peer: bytes, message: Any) -> None:
-        match message:
-            case Submit():
-                self._act(self._relay.submit(peer, message, self._loop.time()))
-            case Cancel(request):
-                self._act(self._relay.cancel(peer, request))
-        self._flush_soon()
-
-    def _tokens(self, slot: int, message: Tokens) -> None:
-        self._act(self._relay.tokens(slot, message, self._loop.time()))
-        self._flush_soon()
-
-    def _no_room(self, slot: int, message: NoRoom) -> None:
-        self._act(self._relay.no_room(slot, message))
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        """Flush once after the burst that is being handled, so that frames of one link share a message."""
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self._relay_flush()
-        self._feed()
-
-    def _relay_flush(self) -> None:
-        self._act(self._relay.flush(self._loop.time()))
-
-    # --- batch --------------------------------------------------------------------------------------------
-
-    def _feed(self) -> None:
-        """Offer batch rows to replicas that have room which online requests do not want."""
-        if not self._feeding:
-            return
-        free = {slot: self._relay.free(slot) for slot in self._replicas}
-        for slot, count in free.items():
-            for row in self._worker.next_rows(count) if count > 0 else []:
-                kind: Kind = "chat" if row.kind == "chat" else "completion"
-                self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
-        if self._control.up and (rows := self._worker.wanted(sum(free.values()))):
-            self._control.send(LeaseWanted(rows))
-
-    async def _sync_for_ever(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._granted.wait(), SYNC_SECONDS)
-            self._granted.clear()
-            self._control.report(await self._worker.sync())
-            self._flush_soon()
+    def _to_replica(self, slot: int, message: Message) -> None:
+        if slot in self._replicas:  # a lost link shows by itself
+            self._replicas[slot].send(message)
 
     # --- broker and time ----------------------------------------------------------------------------------
+
+    def _hello(self) -> AgentHello:
+        return AgentHello(
+            pool=self._pool.name,
+            task=self._task,
+            incarnation=self._incarnation,
+            node=socket.gethostname(),
+            address=self._traffic.address,
+            job=here.task_id() or "",
+            restarts=here.restarts(),
+            epoch=self._core.epoch,
+            replicas=self._core.states(self._loop.time()),
+            leases=self._traffic.leases,
+        )
+
+    def _ask_rows(self, rows: int) -> None:
+        self._control.send(LeaseWanted(rows))  # without a broker: asked again after a while
 
     def _broker_said(self, message: Any) -> None:
         match message:
             case Welcome() | RestartReplica() | DrainAgent():
                 self._emit(events.Order(message))
-            case LeaseGrant() if self._core.obeys(message.epoch) and self._feeding:
-                self._worker.grant(message)
-                self._granted.set()
+            case LeaseGrant() if self._core.obeys(message.epoch):
+                self._traffic.grant(message)
             case LeaseRevoke() if self._core.obeys(message.epoch):
-                self._worker.revoke(message.lease, message.soft)
+                self._traffic.revoke(message)
 
     async def _tick_for_ever(self) -> None:
         last = self._loop.time()
@@ -345,8 +289,10 @@ class Agent:
             await asyncio.sleep(TICK_SECONDS)
             now = self._loop.time()
             slept, last = max(0.0, now - last - TICK_SECONDS), now
-            room = self._relay.room()
-            busy = frozenset(slot for slot, outstanding in room if outstanding)
-            self._emit(events.Tick(busy, slept))
-            self._flush()
-            self._entries.tell_room(room, self._loop.time())
+            self._emit(events.Tick(self._traffic.tick(), slept))
+
+    async def _sync_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._traffic.granted.wait(), SYNC_SECONDS)
+            self._control.report(await self._traffic.sync())

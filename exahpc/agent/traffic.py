@@ -1,0 +1,172 @@
+"""Requests and batch rows on their way through the agent: performs what the relay decides.
+
+One turn of the loop: messages of entries and replicas are handled one by one; after the burst, the frames that are
+due go out and free places are offered to batch rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, assert_never
+
+import zmq
+
+from exahpc.agent import relay
+from exahpc.agent.entries import Entries
+from exahpc.agent.leases import LeaseWorker
+from exahpc.agent.relay import Relay
+from exahpc.openai.body import Kind
+from exahpc.wire.link import FleetKey
+from exahpc.wire.messages import (
+    Cancel,
+    LeaseGrant,
+    LeaseProgress,
+    LeaseRevoke,
+    Message,
+    NoRoom,
+    ReplicaHello,
+    Submit,
+    Tokens,
+)
+
+
+class Traffic:
+    """to_replica: sends to the replica in a slot; ask: asks the broker for so many rows."""
+
+    def __init__(
+        self,
+        ctx: zmq.Context[zmq.Socket[bytes]],
+        key: FleetKey,
+        host: str,
+        relay: Relay,
+        worker: LeaseWorker,
+        to_replica: Callable[[int, Message], None],
+        ask: Callable[[int], None],
+    ) -> None:
+        self._relay, self._worker = relay, worker
+        self._to_replica, self._ask = to_replica, ask
+        self._loop = asyncio.get_running_loop()
+        self._entries = Entries(ctx, key, host, self._entry_said, self._entry_gone)
+        self._serving: set[int] = set()
+        self._feeding = True
+        self._flushing = False
+        self.granted = asyncio.Event()
+        """Set when rows may wait to be read: do not wait long with the next `sync`."""
+
+    @property
+    def address(self) -> str:
+        """Where entries connect."""
+        return self._entries.address
+
+    @property
+    def leases(self) -> list[int]:
+        return self._worker.leases
+
+    # --- replicas come and go -----------------------------------------------------------------------------
+
+    def serve(self, hello: ReplicaHello) -> None:
+        """The replica takes traffic from now on."""
+        self._serving.add(hello.slot)
+        self._act(self._relay.replica_up(hello))
+        self._flush_soon()
+
+    def lost(self, slot: int, *, own_exit: bool) -> None:
+        """What it ran goes back to where it came from."""
+        self._serving.discard(slot)
+        self._act(self._relay.replica_gone(slot, own_exit=own_exit))
+        self._flush_soon()
+
+    def close_intake(self) -> None:
+        """Nothing new: requests are told Busy, rows are handed back; the requests that run go on."""
+        self._feeding = False
+        self._worker.drain()
+        self._relay.drain()
+        self._act(self._relay.stop_rows())
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def tokens(self, slot: int, message: Tokens) -> None:
+        self._act(self._relay.tokens(slot, message, self._loop.time()))
+        self._flush_soon()
+
+    def no_room(self, slot: int, message: NoRoom) -> None:
+        self._act(self._relay.no_room(slot, message))
+        self._flush_soon()
+
+    def grant(self, message: LeaseGrant) -> None:
+        if self._feeding:
+            self._worker.grant(message)
+            self.granted.set()
+
+    def revoke(self, message: LeaseRevoke) -> None:
+        self._worker.revoke(message.lease, message.soft)
+
+    def _entry_said(self, peer: bytes, message: Any) -> None:
+        match message:
+            case Submit():
+                self._act(self._relay.submit(peer, message, self._loop.time()))
+            case Cancel(request):
+                self._act(self._relay.cancel(peer, request))
+        self._flush_soon()
+
+    def _entry_gone(self, peer: bytes) -> None:
+        self._act(self._relay.peer_gone(peer))
+
+    def _act(self, actions: Iterable[relay.Action]) -> None:
+        for action in actions:
+            match action:
+                case relay.ToPeer(peer, message):
+                    self._entries.send(peer, message)
+                case relay.ToReplica(slot, message):
+                    self._to_replica(slot, message)
+                case relay.RowEnded():
+                    self._worker.ended(
+                        action.key, action.status, action.body, action.prompt_tokens, action.completion_tokens
+                    )
+                case relay.RowLost(key, own_exit):
+                    self._worker.lost(key, own_exit)
+                case _:
+                    assert_never(action)
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def tick(self) -> frozenset[int]:
+        """Call every 50 ms: sends what is due. Returns the slots that have work in flight."""
+        self.flush()
+        room = self._relay.room()
+        self._entries.tell_room(room, self._loop.time())
+        return frozenset(slot for slot, outstanding in room if outstanding)
+
+    def _flush_soon(self) -> None:
+        """Flush once after the burst that is being handled, so that frames of one link share a message."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the frames that are due, and offer free places to batch rows."""
+        self._flushing = False
+        self._act(self._relay.flush(self._loop.time()))
+        if self._feeding:
+            self._feed()
+
+    def _feed(self) -> None:
+        free = {slot: self._relay.free(slot) for slot in self._serving}
+        for slot, count in free.items():
+            for row in self._worker.next_rows(count) if count > 0 else ():
+                kind: Kind = "chat" if row.kind == "chat" else "completion"
+                self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
+        rows = self._worker.wanted(sum(free.values()))
+        if rows:
+            self._ask(rows)
+
+    async def sync(self) -> list[LeaseProgress]:
+        """Make ended rows durable, read granted ones; returns what the broker must know."""
+        self.granted.clear()
+        progress = await self._worker.sync()
+        self._flush_soon()
+        return progress
+
+    def close(self) -> None:
+        self._entries.close()
