@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
 
 from exahpc.deployment.spec import Deployment
+from exahpc.errors import DeploymentError
 from exahpc.launch import processes
 from exahpc.launch.processes import Started
 from exahpc.slurm.submission import head_submission, pool_submission
@@ -34,16 +36,23 @@ def start(folder: Folder, supervisors: dict[str, tuple[str, ...]]) -> None:
 
 
 def supervisors(folder: Folder) -> dict[str, Started]:
-    """What `start` noted."""
+    """What `start` noted. Raises DeploymentError when that was on another machine."""
     found = {}
     for file in sorted((folder.path / "local").glob("*.json")):
-        found[file.stem] = msgspec.json.decode(file.read_bytes(), type=Started)
+        started = msgspec.json.decode(file.read_bytes(), type=Started)
+        if started.host not in ("", socket.gethostname()):
+            raise DeploymentError(
+                f"{folder.path.name} was started on {started.host}: run this there, "
+                f"or remove {file.parent} if that machine is gone"
+            )
+        found[file.stem] = started
     return found
 
 
 def running(folder: Folder) -> list[str]:
-    """Names of supervisors that still run on this machine."""
-    return [name for name, process in supervisors(folder).items() if processes.alive(process)]
+    """What still runs on this machine: supervisors, or what supervisors that are gone left behind."""
+    living = [name for name, process in supervisors(folder).items() if processes.alive(process)]
+    return living or [f"process {process.pid}" for process in processes.naming(folder.path)]
 
 
 def stop(folder: Folder, seconds: float) -> None:

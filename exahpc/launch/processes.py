@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,14 @@ import msgspec
 
 
 class Started(msgspec.Struct, frozen=True):
-    """One process. born: its start time in clock ticks since boot: a reused pid is never mistaken for it."""
+    """One process of machine `host`.
+
+    born: its start time in clock ticks since boot, so that a reused pid is never mistaken for it.
+    """
 
     pid: int
     born: int
+    host: str = ""
 
 
 def start(argv: Sequence[str], log: Path) -> Started:
@@ -27,7 +32,7 @@ def start(argv: Sequence[str], log: Path) -> Started:
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, close_fds=True
         )
     born = _born(child.pid)
-    return Started(child.pid, born if born is not None else -1)
+    return Started(child.pid, born if born is not None else -1, socket.gethostname())
 
 
 def _private(path: str, flags: int) -> int:

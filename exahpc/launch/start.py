@@ -80,7 +80,8 @@ def ended(
         nonlocal asked
         logs = folder.path / "logs"
         if client is None:
-            names = [name for name in local.supervisors(folder) if name not in local.running(folder)]
+            running = local.running(folder)
+            names = [name for name in local.supervisors(folder) if name not in running]
             return f"{', '.join(names)} ended while starting: look into {logs}" if names else None
         if clock() - asked < SLURM_PACE or folder.head() is not None:
             return None
