@@ -1,0 +1,196 @@
+"""A deployment of two pools on the development cluster: real Slurm, real MPI, the official client.
+
+Pool `a`: an array of two one-node tasks. Pool `b`: one task of two nodes that holds a 2x2 replica.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import pytest
+
+from exahpc.slurm.jobbook import JobBook
+from tests.cluster.conftest import DevCluster, why_not
+from tests.live import Live, Load, processes_of, until
+from tests.tiny import make_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+TOML = """
+name = "spine"
+[model]
+path = "{model}"
+dtype = "float32"
+context = 2048
+[slurm]
+partition = "main"
+time = "1:00:00"
+extra = ["--exclude=sp1"]
+[[pool]]
+name = "a"
+replicas = 2
+max_sequences = 8
+slurm.gres = "gpu:tile:7"
+[[pool]]
+name = "b"
+nodes_per_replica = 2
+tensor_parallel = 2
+pipeline_parallel = 2
+max_sequences = 4
+slurm.gres = "gpu:tile:7"
+[head]
+entries = 2
+slurm.extra = ["--nodelist=sp1"]
+[recovery]
+backoff_seconds = 0.2
+beat_seconds = 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[DevCluster]:
+    """sp1 for the head, four for the replicas, one to spare."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    cluster = DevCluster("sp", 6)
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture(scope="module")
+def spine(nodes: DevCluster) -> Iterator[Live]:
+    home = Path(tempfile.mkdtemp(prefix="exahpc-spine-", dir="/var/tmp"))
+    model = make_model(home / "models" / "tiny")
+    live = Live(home, "spine", {"SLURM_CONF": nodes.conf})
+    try:
+        live.up(TOML.format(model=model))
+        yield live
+        live.run("down", "spine")
+        assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job"
+        until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
+        for node in nodes.nodes:
+            assert not nodes.exec(node, "ls", "/dev/shm").strip(), f"down leaves /dev/shm of {node} empty"
+    finally:
+        nodes.clear()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def under_load(live: Live, fault: Callable[[], None], seconds: float = 6) -> None:
+    """No stream fails, and every text equals the undisturbed one."""
+    load = Load(live, streams=4, tokens=400)
+    time.sleep(1)
+    fault()
+    time.sleep(seconds)
+    load.stop()
+    assert load.texts
+    for prompt in {p for p, _ in load.texts}:
+        assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 400)}
+
+
+def node_of(live: Live, pool: str, task: int) -> str:
+    agent = live.agent(pool, task)
+    assert agent is not None
+    return agent.node
+
+
+def test_every_replica_gives_the_same_text_and_ready_means_all_answered(spine: Live) -> None:
+    found = spine.status()
+    assert found is not None
+    assert (found.ready, found.wanted) == (3, 3)
+    assert len({spine.stream("the same everywhere", 120) for _ in range(9)}) == 1
+    served = {(a.pool, r.slot): r.tokens for a in found.agents for r in a.replicas}
+    assert len(served) == 3
+
+
+def test_tasks_are_array_elements_on_their_own_nodes(spine: Live, nodes: DevCluster) -> None:
+    book = JobBook.load(spine.folder.path)
+    lines = nodes.run("squeue", "-h", "-r", "-O", "ArrayJobID:20,ArrayTaskID:20,NumNodes:10,State:20").splitlines()
+    tasks = {(job, task): int(nodes) for job, task, nodes, _ in (line.split() for line in lines) if task != "N/A"}
+    a, b = book.pools["a"][0], book.pools["b"][0]
+    assert tasks == {(a, "0"): 1, (a, "1"): 1, (b, "0"): 2}
+
+
+def test_a_killed_rank_costs_no_request(spine: Live, nodes: DevCluster) -> None:
+    before = spine.incarnation("b", 0, 0)
+    node = node_of(spine, "b", 0)
+    under_load(spine, lambda: void(nodes.exec(node, "pkill", "-9", "-o", "-f", "exahpc.replica.*--pool b")))
+    until("the step is back", lambda: spine.incarnation("b", 0, 0) > before, 150)
+
+
+def test_a_killed_agent_adopts_its_steps(spine: Live, nodes: DevCluster) -> None:
+    before = spine.incarnation("a", 0, 0)
+    node = node_of(spine, "a", 0)
+    under_load(spine, lambda: void(nodes.exec(node, "pkill", "-9", "-f", "exahpc.agent.*--pool a --task 0")))
+    until("all are ready", lambda: spine.ready() == 3, 60)
+    assert spine.incarnation("a", 0, 0) == before
+
+
+def test_a_killed_broker_is_back_in_place(spine: Live, nodes: DevCluster) -> None:
+    record = spine.folder.head()
+    assert record is not None
+
+    def kill() -> None:
+        nodes.exec(record.host, "pkill", "-9", "-f", "exahpc.broker")
+        until("a higher epoch answers", lambda: (s := spine.status()) and s.epoch > record.epoch, 15)
+
+    under_load(spine, kill)
+    until("all are ready", lambda: spine.ready() == 3, 60)
+
+
+def test_a_crashed_node_is_replaced_and_no_batch_row_is_lost(spine: Live, nodes: DevCluster) -> None:
+    task = 1
+    node = node_of(spine, "a", task)
+    before = spine.incarnation("a", task, task)
+    rows = 300
+    source, output = spine.home / "rows.jsonl", spine.home / "rows.h5"
+    with source.open("w") as file:
+        for i in range(rows):
+            body = {"model": "tiny", "prompt": f"row {i}", "max_tokens": 40, "temperature": 0}
+            file.write(
+                json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+            )
+    argv = ("batch", "run", str(source), "--deployment", "spine", "-o", str(output))
+    results = []
+    runner = threading.Thread(target=lambda: results.append(spine.run(*argv, check=False, seconds=380)))
+    runner.start()
+    until("the first rows are done", lambda: (s := spine.status()) and s.batches and s.batches[0].ok > 10, 60)
+
+    def crash() -> None:
+        nodes.crash(node)
+        nodes.fail(node)
+
+    under_load(spine, crash, 8)
+    until("the task is back elsewhere", lambda: spine.incarnation("a", task, task) > before, 200)
+    assert node_of(spine, "a", task) != node
+    runner.join(300)
+    assert results[0].returncode == 0, results[0].stdout + results[0].stderr
+    with h5py.File(output) as file:
+        assert len(file["status"]) == rows
+        assert set(file["status"][:]) == {200}
+    nodes.start(node)
+
+
+def test_a_requeued_head_finds_its_fleet_again(spine: Live, nodes: DevCluster) -> None:
+    before = {(p, t, s): spine.incarnation(p, t, s) for p, t, s in (("a", 0, 0), ("a", 1, 1), ("b", 0, 0))}
+    book = JobBook.load(spine.folder.path)
+    record = spine.folder.head()
+    assert record is not None
+    assert book.head is not None
+    nodes.run("scontrol", "requeue", book.head)
+    until("a new broker", lambda: (s := spine.status()) and s.epoch > record.epoch, 60)
+    until("all are ready", lambda: spine.ready() == 3, 60)
+    assert {(p, t, s): spine.incarnation(p, t, s) for p, t, s in before} == before
+    assert len(spine.stream("served again", 20)) == 20
+
+
+def void(_: object) -> None:
+    """For a lambda that must return nothing."""
