@@ -78,8 +78,8 @@ class Owner:
         claim = self._read(number)
         if claim is not None and claim.released:
             return True
-        if claim is not None and claim.host == socket.gethostname():
-            return not _process_lives(claim.pid)
+        if claim is not None and claim.host == socket.gethostname() and not _process_lives(claim.pid):
+            return True  # no need to wait; a living process may be another one with the same id
         return self._file_system_now() - (self._folder / str(number)).stat().st_mtime > STALE_SECONDS
 
     def _file_system_now(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,20 +322,29 @@ def test_two_clients_never_work_on_one_output(tmp_path: Path) -> None:
     second.release()
 
 
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()])
 def test_a_client_that_vanished_is_replaced_and_cannot_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    import os
-    import socket
-
     parts = Parts(tmp_path / "p.parts")
     parts.create()
-    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
     gone = Owner(parts)
     monkeypatch.undo()
-    with pytest.raises(BatchError, match="elsewhere"):
+    with pytest.raises(BatchError, match=host):
         Owner(parts)
-    os.utime(parts.clients / "1", (1, 1))
+    os.utime(parts.clients / "1", (1, 1))  # its process id may live on as another process
     Owner(parts)
     with pytest.raises(BatchError, match="has taken over"):
         gone.beat()
+
+
+def test_a_client_whose_process_is_gone_is_replaced_at_once(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "p.parts")
+    parts.create()
+    child = os.fork()
+    if child == 0:
+        Owner(parts)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert Owner(parts).number == 2
