@@ -108,7 +108,13 @@ class NoRequeue(Record, frozen=True):
     why: str
 
 
-AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue
+class Replaced(Record, frozen=True):
+    """This job's task was resubmitted: whoever still speaks from it does not tell where the task lives."""
+
+    job: str
+
+
+AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced
 
 REMEMBER_SECONDS = 24 * 3600.0
 
@@ -116,13 +122,15 @@ REMEMBER_SECONDS = 24 * 3600.0
 @dataclass
 class Memory:
     """The sum of all records. history: when something was done about a task; open: begun, outcome unknown;
-    placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel."""
+    placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel; replaced:
+    jobs whose task was resubmitted (both with the time)."""
 
     agents: dict[str, Agent] = field(default_factory=dict)
     history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
     open: dict[str, Begun] = field(default_factory=dict)
     placed: dict[str, str] = field(default_factory=dict)
     cancelled: dict[str, float] = field(default_factory=dict)
+    replaced: dict[str, float] = field(default_factory=dict)
     excluded: dict[str, Excluded] = field(default_factory=dict)
     no_requeue: dict[str, NoRequeue] = field(default_factory=dict)
 
@@ -132,7 +140,7 @@ class Memory:
                 pass
             case Agent():
                 self.agents[record.key] = record
-                if record.phase == "alive" and record.job:
+                if record.phase == "alive" and record.job and record.job not in self.replaced:
                     self.placed[record.key] = record.job
             case Begun():
                 self.open[record.key] = record
@@ -140,15 +148,19 @@ class Memory:
                 if record.kind == "cancel":  # also when nobody will hear how it went
                     self._we_cancelled(record)
             case Ended():
-                self.open.pop(record.key, None)
+                begun = self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":
                     self.placed[record.key] = record.job
+                    if begun is not None and begun.job not in ("", record.job):
+                        self.replaced[begun.job] = record.at
                 if not record.error and record.kind == "cancel":
                     self._we_cancelled(record)
             case Excluded():
                 self.excluded[record.node] = record
             case NoRequeue():
                 self.no_requeue[record.pool] = record
+            case Replaced():
+                self.replaced[record.job] = record.at
 
     def _we_cancelled(self, record: Begun | Ended) -> None:
         if record.job:
@@ -157,11 +169,10 @@ class Memory:
     def records(self, now: float) -> Iterator[AnyRecord]:
         """The state as records, without what is too old to matter: `apply` over them gives it back."""
         since = now - REMEMBER_SECONDS
+        yield from (Replaced(at=at, job=job) for job, at in self.replaced.items() if at >= since)
         yield from self.agents.values()
-        for (
-            key,
-            job,
-        ) in self.placed.items():  # after the agents: a resubmitted task lives elsewhere than it last did
+        # after the agents: a resubmitted task lives elsewhere than where its agent was last seen
+        for key, job in self.placed.items():
             yield Ended(at=now, key=key, kind="resubmit", job=job, error="")
         for job, at in self.cancelled.items():
             if at >= since:

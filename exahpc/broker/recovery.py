@@ -63,7 +63,7 @@ class Recovery:
         self._patience = patience
         self._pools = {pool.name: pool for pool in deployment.pool}
         self._no_requeue = set(memory.no_requeue)
-        self._cancelled = set(memory.cancelled)
+        self._cancelled, self._replaced = set(memory.cancelled), set(memory.replaced)
         self._suspects = {node: record.at for node, record in memory.excluded.items()}
         self._tasks: dict[str, _Task] = {}
         for pool in deployment.pool:
@@ -89,7 +89,12 @@ class Recovery:
                 task.job = next((job for job in reversed(ids) if job in records), ids[0])
 
     def up(self, key: str, job: str) -> None:
-        """An agent is alive in this job: whatever was under way has had its effect."""
+        """An agent is alive in this job: whatever was under way has had its effect.
+
+        One that is heard once more from a job that was replaced (a partition healed) changes nothing.
+        """
+        if job in self._replaced:
+            return
         task = self._tasks[key]
         task.job = job or task.job
         task.settling, task.unseen, task.refused, task.story = False, False, 0, ""
@@ -133,6 +138,7 @@ class Recovery:
         task.settling, task.settled_run = True, task.run
         task.refused = 0
         if kind == "resubmit":
+            self._replaced.add(task.job)
             task.job, task.record, task.run, task.settled_run = job, None, None, None
         return False
 

@@ -84,6 +84,20 @@ def test_what_is_older_than_a_day_is_forgotten() -> None:
     assert list(memory.records(REMEMBER_SECONDS + 2)) == []
 
 
+def test_a_replaced_job_stays_replaced_for_the_next_brokers() -> None:
+    memory = sum_of(
+        [
+            agent("a/0", job="7_0"),
+            Begun(at=1.0, key="a/0", kind="resubmit", job="7_0"),
+            Ended(at=2.0, key="a/0", kind="resubmit", job="8_0", error=""),
+            agent("a/0", at=3.0, job="7_0"),
+        ]
+    )
+    for _ in range(2):
+        assert (memory.placed, list(memory.replaced)) == ({"a/0": "8_0"}, ["7_0"])
+        memory = sum_of(list(memory.records(4.0)))
+
+
 @given(RECORDS, st.data())
 def test_a_file_torn_anywhere_yields_the_records_before_the_tear(
     records: list[AnyRecord], data: st.DataObject

@@ -146,6 +146,20 @@ def test_an_ended_job_is_resubmitted_into_its_slot_once_two_answers_agree(raw: s
     assert "Priority" in story.words
 
 
+def test_an_agent_that_is_heard_once_more_from_a_replaced_job_costs_no_second_submission() -> None:
+    story = Story()
+    story.run(100)
+    story.absent = [away()]
+    story.answer = [record("failed", "NODE_FAIL"), record("pending", job="8_0")]
+    assert [kind for _, kind in story.run(150)] == ["resubmit"]
+    story.absent = []
+    story.recovery.up("a/0", "7_0")  # its node is reachable again, for a moment
+    story.run(155)
+    story.absent = [away(since=155.0)]
+    assert story.run(1000) == []
+    assert story.recovery.job("a/0") == "8_0"
+
+
 def test_a_failed_query_or_a_flickering_answer_never_means_a_failed_job() -> None:
     """B43."""
     story = Story()
