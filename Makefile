@@ -75,7 +75,7 @@ check: dev ## about a minute: format, lint, types, layers, unit tests
 	@echo "== format and lint"
 	$(VENV)/bin/ruff format --check -q $(SOURCES)
 	$(VENV)/bin/ruff check -q $(SOURCES)
-	git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 $(VENV)/bin/shellcheck -x
+	git grep -lzE '^#!/(usr/)?bin/(env )?(ba)?sh' -- ':!*.py' ':!*.md' | xargs -0 $(VENV)/bin/shellcheck -x
 	echo "== types"
 	$(VENV)/bin/mypy
 	echo "== layers"
