@@ -68,16 +68,26 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = False) -> None:
 def claim(directory: Path, prefix: str = "") -> int:
     """The next free number, claimed for good: creating a file exclusively is atomic on shared file systems."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    taken = [int(name.removeprefix(prefix)) for name in os.listdir(directory) if name.startswith(prefix)]
-    number = max(taken, default=0) + 1
+
+    def taken() -> list[int]:
+        return [int(name.removeprefix(prefix)) for name in os.listdir(directory) if name.startswith(prefix)]
+
+    number = max(taken(), default=0) + 1
     while True:
+        path = directory / f"{prefix}{number}"
         try:
-            os.close(os.open(directory / f"{prefix}{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             number += 1
             continue
-        for old in taken:  # one marker is enough; a lost race only leaves one more behind
-            (directory / f"{prefix}{old}").unlink(missing_ok=True)
+        found = taken()
+        if max(found) > number:  # ours may have been claimed and cleaned up before: only the highest is surely new
+            path.unlink(missing_ok=True)
+            number = max(found) + 1
+            continue
+        for old in found:  # one marker is enough; a lost race only leaves one more behind
+            if old < number:
+                (directory / f"{prefix}{old}").unlink(missing_ok=True)
         return number
 
 

@@ -184,5 +184,6 @@ def fleet(shared: Own) -> Fleet:
 
 
 @pytest.fixture
-def entry(shared: Own, fleet: Fleet) -> Running:
-    return shared.entry
+def entry(shared: Own, fleet: Fleet) -> Iterator[Running]:
+    yield shared.entry
+    print(shared.entry.log.read_text()[-4000:])  # shown when the test failed

