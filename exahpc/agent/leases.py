@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from exahpc.batch.intervals import count, ranges_of
 from exahpc.batch.journal import Record, error_body
-from exahpc.batch.station import Load, Stations, Task, Write
+from exahpc.batch.station import Load, Stations, Task, Where, Write
 from exahpc.wire.messages import LeaseGrant, LeaseProgress
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,10 @@ class _Lease:
     dead: bool = False
 
     @property
+    def where(self) -> Where:
+        return self.grant.folder, self.grant.batch
+
+    @property
     def waiting(self) -> int:
         return len(self.loaded) + self.grant.last - self.next
 
@@ -78,7 +82,7 @@ class LeaseWorker:
         self._stations = Stations(name)
         self._lock = asyncio.Lock()
         self._ask_again = 0.0
-        self._blocked: set[str] = set()
+        self._blocked: set[Where] = set()
 
     @property
     def leases(self) -> list[int]:
@@ -93,14 +97,13 @@ class LeaseWorker:
     def revoke(self, lease: int, soft: bool = False) -> None:
         """Stop working on a lease. soft: only hand back the rows that were not begun; the others go on."""
         found = self._leases.get(lease)
-        if found is None:
-            return
-        if not soft:
-            found.dead = True
-            found.running.clear()
-            found.records.clear()
-        found.soft = True
-        found.hand_back()
+        if found is not None:
+            if not soft:
+                found.dead = True
+                found.running.clear()
+                found.records.clear()
+            found.soft = True
+            found.hand_back()
 
     def drain(self) -> None:
         """Hand back everything that was not begun."""
@@ -127,9 +130,7 @@ class LeaseWorker:
         """Up to n rows to begin. Empty until a `sync` after the grant has read them."""
         rows: list[Row] = []
         for number, lease in self._leases.items():
-            if lease.grant.folder in self._blocked:  # results cannot be kept
-                continue
-            while lease.loaded and len(rows) < n:
+            while lease.loaded and len(rows) < n and lease.where not in self._blocked:
                 task = lease.loaded.popleft()
                 lease.running[task.row] = task
                 rows.append(Row(f"{number}.{task.row}", task.kind, task.body, task.seed))
@@ -183,19 +184,17 @@ class LeaseWorker:
         async with self._lock:
             writes, loads = self._due_writes(), self._due_loads()
             if writes or loads:
-                in_use = {lease.grant.folder for lease in self._leases.values()}
+                in_use = {lease.where for lease in self._leases.values()}
                 await asyncio.to_thread(self._stations.perform, writes, loads, in_use)
-            places = self._written(writes)
             for load in loads:
                 self._loaded(load)
-            return self._report(places)
+            return self._report(self._written(writes))
 
     def _due_writes(self) -> list[Write]:
-        writes: dict[str, Write] = {}
+        writes: dict[Where, Write] = {}
         for number, lease in self._leases.items():
             if lease.records:
-                folder = lease.grant.folder
-                writes.setdefault(folder, Write(folder)).records[number] = lease.records
+                writes.setdefault(lease.where, Write(lease.where)).records[number] = lease.records
                 lease.writing, lease.records = lease.records, []
         return list(writes.values())
 
@@ -205,13 +204,13 @@ class LeaseWorker:
         if left <= 0 or not due:
             return []
         share = left // len(due)
-        return [Load(le.grant.lease, le.grant.folder, le.next, le.grant.last, share) for le in due]
+        return [Load(le.grant.lease, le.where, le.next, le.grant.last, share) for le in due]
 
     def _written(self, writes: list[Write]) -> dict[int, tuple[str, int, int]]:
         for write in writes:
-            if write.error and write.folder not in self._blocked:
-                log.error("results cannot be kept in %s, no more rows are begun: %s", write.folder, write.error)
-        self._blocked = {write.folder for write in writes if write.error}
+            if write.error and write.where not in self._blocked:
+                log.error("results cannot be kept in %s, no more rows are begun: %s", write.where[0], write.error)
+        self._blocked = {write.where for write in writes if write.error}
         return {lease: place for write in writes for lease, place in write.places.items()}
 
     def _loaded(self, load: Load) -> None:
@@ -219,7 +218,7 @@ class LeaseWorker:
         if lease.next != load.first:  # handed back meanwhile
             return
         if load.error:
-            log.warning("rows of %s cannot be read, handing them back: %s", load.folder, load.error)
+            log.warning("rows of %s cannot be read, handing them back: %s", load.where[0], load.error)
             self.revoke(load.lease, soft=True)
             self._ask_again = self._clock() + _BACKOFF_SECONDS
             return

@@ -145,6 +145,8 @@ class CommitWriter:
         """Make events durable. Raises BatchError when a newer broker has taken over this batch."""
         if self.superseded:
             raise BatchError("another broker has opened this batch: only one deployment can run it at a time")
+        if not self._file.there:
+            raise BatchError(f"the batch's folder {self._folder.parent} was removed while it ran")
         self._append(events)
 
     @property

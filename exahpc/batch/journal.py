@@ -81,6 +81,14 @@ class FrameWriter:
         """Force all appended frames to disk. After an OSError here the file must be given up."""
         os.fdatasync(self._fd)
 
+    @property
+    def there(self) -> bool:
+        """Whether the file still has its name: what is written to a removed one is lost."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -114,6 +114,10 @@ def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool
                     f"choose another output"
                 )
         else:
+            if any(parts.commits.iterdir()) or any(parts.segments.iterdir()):
+                raise BatchError(
+                    f"{parts.path} holds results but no manifest: remove it, or choose another output"
+                )
             batch = f"batch_{os.urandom(12).hex()}"
             plan = index_file(source, parts, batch, model=served_name, skip_bad=skip_bad, progress=beat)
             parts.save(plan)

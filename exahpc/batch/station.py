@@ -40,11 +40,11 @@ class Unreadable:
 class Station:
     """One agent at one batch. name: how its journal files begin; each Station has a file of its own."""
 
-    def __init__(self, parts: Parts, name: str) -> None:
-        """Raises BatchError or OSError when the folder or the input cannot be read."""
+    def __init__(self, parts: Parts, batch: str, name: str) -> None:
+        """Raises BatchError or OSError when the folder or the input cannot be read, or holds another batch."""
         plan = parts.plan()
-        if plan is None:
-            raise BatchError(f"{parts.path} holds no batch")
+        if plan is None or plan.batch != batch:
+            raise BatchError(f"{parts.path} does not hold batch {batch}")
         self._parts, self._name, self._plan = parts, name, plan
         self._index = parts.load_index()
         self._input = os.open(plan.input, os.O_RDONLY)
@@ -104,12 +104,16 @@ class Station:
             self._journal.close()
 
 
+Where = tuple[str, str]
+"""(folder, batch): a folder that was removed may come back with another batch."""
+
+
 @dataclass
 class Load:
     """Read rows [first, last) or fewer. Filled in: after (the row to go on with), rows; or error."""
 
     lease: int
-    folder: str
+    where: Where
     first: int
     last: int
     most_bytes: int
@@ -122,7 +126,7 @@ class Load:
 class Write:
     """Make the records of some leases durable. Filled in: (journal, start, end) of each lease; or error."""
 
-    folder: str
+    where: Where
     records: dict[int, list[Record]] = field(default_factory=dict)
     places: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     error: str | None = None
@@ -134,24 +138,24 @@ class Stations:
     def __init__(self, name: str, most: int = 4) -> None:
         """most: batches whose files stay open when nothing is leased from them."""
         self._name, self._most = name, most
-        self._open: dict[str, Station] = {}
+        self._open: dict[Where, Station] = {}
 
-    def perform(self, writes: Iterable[Write], loads: Iterable[Load], in_use: Collection[str]) -> None:
+    def perform(self, writes: Iterable[Write], loads: Iterable[Load], in_use: Collection[Where]) -> None:
         for write in writes:
             try:
-                places = self._at(write.folder).write(list(write.records.values()))
+                places = self._at(write.where).write(list(write.records.values()))
                 write.places = dict(zip(write.records, places, strict=True))
             except (BatchError, OSError) as error:
                 write.error = str(error)
         for load in loads:
             try:
-                load.after, load.rows = self._at(load.folder).read(load.first, load.last, load.most_bytes)
+                load.after, load.rows = self._at(load.where).read(load.first, load.last, load.most_bytes)
             except (BatchError, OSError, ValueError) as error:
                 load.error = str(error)
-        for folder in [folder for folder in self._open if folder not in in_use][: -self._most]:
-            self._open.pop(folder).close()
+        for where in [where for where in self._open if where not in in_use][: -self._most]:
+            self._open.pop(where).close()
 
-    def _at(self, folder: str) -> Station:
-        station = self._open.pop(folder, None) or Station(Parts(Path(folder)), self._name)
-        self._open[folder] = station  # last used, last closed
+    def _at(self, where: Where) -> Station:
+        station = self._open.pop(where, None) or Station(Parts(Path(where[0])), where[1], self._name)
+        self._open[where] = station  # last used, last closed
         return station

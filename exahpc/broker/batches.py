@@ -132,12 +132,9 @@ class Batches:
         for batch, entry in list(self._batches.items()):
             try:
                 self._collect(batch, entry, now)
-            except (BatchError, OSError) as error:
-                log.error("batch %s: %s", batch, error)
-                self._end(batch, entry, "failed", str(error))
-            except Exception as error:  # a defect or a spoilt folder: one batch must not end the broker
-                log.exception("batch %s", batch)
-                self._end(batch, entry, "failed", f"{type(error).__name__}: {error}")
+            except Exception as error:  # a full disk, a spoilt folder, a defect: one batch must not end the broker
+                log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
+                self._end(batch, entry, "failed", str(error) or type(error).__name__)
         if self._hellos and not self._opening():
             for agent, leases in self._hellos.items():
                 self._perform(self._leases.hello(agent, leases, now), now)
@@ -221,6 +218,9 @@ class Batches:
 
     def _open(self, batch: str, folder: str) -> _Batch:
         parts = Parts(Path(folder))
+        for old, entry in list(self._batches.items()):
+            if old != batch and entry.parts.path == parts.path and entry.status.state in ("opening", "running"):
+                self._end(old, entry, "failed", "its folder was removed and holds another batch now")
         entry = _Batch(parts, BatchStatus(batch, folder, 0, 0, 0, 0, "opening"))
         entry.loading = self._pool.submit(load, parts, batch, self._epoch)
         self._batches[batch] = entry

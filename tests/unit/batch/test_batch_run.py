@@ -59,6 +59,15 @@ def test_bad_lines_stop_the_batch_before_it_has_a_manifest_and_a_corrected_file_
     assert (prepared.resumed, prepared.plan.rows, prepared.plan.bad) == (False, 2, 0)
 
 
+def test_results_without_their_manifest_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", "a")
+    parts = Parts.of(tmp_path / "out.h5")
+    parts.create()
+    (parts.commits / "000001").write_bytes(b"")
+    with pytest.raises(BatchError, match="no manifest: remove it"):
+        prepare(source, tmp_path / "out.h5")
+
+
 def test_outputs_that_cannot_be_are_refused_with_a_remedy(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", "a")
     with pytest.raises(BatchError, match="make it, or choose another output"):

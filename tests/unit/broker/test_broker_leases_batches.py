@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -260,6 +261,35 @@ def test_a_cancelled_batch_goes_on_with_the_same_command(world: World, tmp_path:
     prepared.release()
     check(tmp_path / "out.h5", 60, world.drive(prepare(source, tmp_path / "out.h5")))
     assert world.now < 100
+
+
+def test_a_folder_that_was_removed_and_made_again_is_another_batch(world: World, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 60)
+    prepared = prepare(source, tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 20)
+    shutil.rmtree(prepared.parts.path)
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join(lines[40:]))  # other rows under the same numbers
+    again = prepare(source, tmp_path / "out.h5")
+    summary = world.drive(again)
+    assert (summary.ok, summary.failed) == (20, 0)
+    texts = [line["response"]["body"]["text"] for line in exported(tmp_path / "out.h5")]
+    assert texts == [f"a\x00q{row}" for row in range(40, 60)]
+    assert "holds another batch" in world.batches.status()[0].note
+
+
+def test_a_batch_whose_folder_was_removed_fails(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 400), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 20)
+    shutil.rmtree(prepared.parts.path)
+    for _ in range(20):
+        world.step()
+    assert world.batches.status()[0].state == "failed"
+    assert "was removed" in world.batches.status()[0].note
 
 
 def test_a_batch_whose_rows_all_fail_says_so(world: World, tmp_path: Path) -> None:
