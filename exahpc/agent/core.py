@@ -114,7 +114,7 @@ class AgentCore:
                 slot.incarnation, slot.known, slot.due = event.incarnation, True, None
                 wait = self._recovery.stall_seconds if event.was_ready else self._recovery.ready_seconds
                 slot.deadline = now + wait
-                slot.story = "adopted from an earlier agent"
+                slot.story = "adopted"
                 if self._ending is not None:
                     return self._end(slot, self._ending.reason, now)
                 return [Tell(slot.number)]

@@ -152,11 +152,13 @@ class Traffic:
             self._feed()
 
     def _feed(self) -> None:
-        free = {slot: self._relay.free(slot) for slot in self._serving}
-        for slot, count in free.items():
-            for row in self._worker.next_rows(count) if count > 0 else ():
-                kind: Kind = "chat" if row.kind == "chat" else "completion"
-                self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
+        """Deal rows to the replicas with the most free places, so that few rows still use all of them."""
+        free = {slot: count for slot in self._serving if (count := self._relay.free(slot)) > 0}
+        for row in self._worker.next_rows(sum(free.values())) if free else ():
+            slot = max(free, key=free.__getitem__)
+            free[slot] -= 1
+            kind: Kind = "chat" if row.kind == "chat" else "completion"
+            self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
         rows = self._worker.wanted(sum(free.values()))
         if rows:
             self._ask(rows)
