@@ -210,6 +210,8 @@ def test_a_full_replica_is_busy_by_sequences_or_by_memory() -> None:
     made.submit(P, submit("a", max_tokens=62), 0)
     assert told(made.submit(P, submit("b", max_tokens=40), 0), Busy)
     assert admits(made.submit(P, submit("c", max_tokens=30), 0))
+    made.tokens(0, Tokens([], [(1, "stop")]), 0)
+    assert admits(made.submit(P, submit("b", max_tokens=60), 0)), "what ended gives its memory back"
 
 
 def test_a_draining_agent_is_busy_but_ends_what_runs() -> None:
@@ -310,6 +312,17 @@ def test_a_choice_that_ends_before_the_others_is_told_at_the_next_flush() -> Non
     assert done.data.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_stream_that_ends_with_its_first_token_is_one_message() -> None:
+    made = relay()
+    made.submit(P, submit(kind="chat", messages=[{"role": "user", "content": "x"}], stream=True, max_tokens=1), 0)
+    (action,) = [*made.tokens(0, Tokens([(1, ids("a")[0])], [(1, "length")]), 0), *made.flush(9)]
+    assert isinstance(action, ToPeer)
+    assert isinstance(action.message, Done)
+    events = [json.loads(e[6:])["choices"][0] for e in action.message.data.decode().split("\n\n")[:-2]]
+    deltas = [e["delta"] for e in events]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a"}, {}]
+
+
 def test_several_prompts_number_their_choices_through() -> None:
     made = relay()
     sent = admits(made.submit(P, submit(prompt=["a", "bc"], n=2), 0))
@@ -367,6 +380,16 @@ def test_a_resume_without_its_finish_ends_at_the_stop_it_holds() -> None:
     (done,) = told(relay().submit(P, message, 0), Done)
     assert b'"finish_reason":"stop"' in done.data
     assert b'"text":"a"' not in done.data
+
+
+def test_what_an_ended_choice_still_owes_is_sent_while_the_others_go_on() -> None:
+    made = relay()
+    resume = [Resume(0, ids("abcdefgh"), 3), Resume(1, ids("x"), 1)]
+    made.submit(P, submit(n=2, stream=True, attempt=2, resume=resume, first=False), 0)
+    (frame,) = frames(made.flush(0))
+    assert (frame.choice, frame.index, frame.ids, frame.sent, frame.finished) == (0, 8, [], 8, True)
+    events = [json.loads(e[6:])["choices"][0] for e in frame.data.decode().split("\n\n")[:-1]]
+    assert [(e["text"], e["finish_reason"]) for e in events] == [("defgh", None), ("", "length")]
 
 
 def test_a_cancelled_request_frees_its_sequences_and_says_nothing() -> None:

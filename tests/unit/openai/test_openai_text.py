@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from exahpc.agent.tokenizer import Tokenizer
-from exahpc.openai.text import REPLACEMENT, TextStream
+from exahpc.openai.text import REPLACEMENT, BytesDecoder, TextStream
 from tests.tiny import make_tokenizer
 
 
@@ -202,3 +202,9 @@ def test_the_stop_that_is_complete_first_cuts(stops: list[str], text: str, cut: 
     stream = TextStream(byte_level().decoder([]), stops)
     assert stream.push(spell(text)) + stream.finish() == cut
     assert stream.stopped
+
+
+def test_nothing_comes_after_a_stop_string_not_even_half_a_character() -> None:
+    stream = TextStream(BytesDecoder({0: b"ab\xc3"}), ["b"])
+    assert stream.push([0]) == "a"
+    assert stream.finish() == ""
