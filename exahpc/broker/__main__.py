@@ -42,11 +42,11 @@ def _broker(folder: Folder, deployment: Deployment) -> Broker:
 
 
 def _requeue_head(deployment: Deployment) -> None:
-    """Ask Slurm for it where exit code 75 does not do it. Only a head with a job of its own does so."""
+    """Ask Slurm for it where exit code 75 does not do it."""
     from exahpc.slurm import here
 
     job = here.task_id()
-    if deployment.head.placement != "job" or job is None or here.has_requeue_exit(EXIT_REQUEUE):
+    if job is None or here.has_requeue_exit(EXIT_REQUEUE):
         return
     try:
         _connect().requeue(job)
@@ -65,7 +65,7 @@ def main(path: Path) -> None:
         folder = Folder(path)
         deployment = load(folder.toml, str(path / "deployment.toml"))
         code = run(lambda: _broker(folder, deployment))
-        if code == EXIT_REQUEUE and deployment.launcher.kind == "slurm":
+        if code == EXIT_REQUEUE:
             _requeue_head(deployment)
     except (ExahpcError, OSError) as error:
         _log.error("%s", error)

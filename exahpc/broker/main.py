@@ -64,8 +64,12 @@ class Broker:
         self._end: asyncio.Future[int] = loop.create_future()
         for number, code in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 128 + signal.SIGINT)):
             loop.add_signal_handler(number, self._stop, code, f"signal {number.name}")
-        loop.add_signal_handler(signal.SIGUSR1, self._stop, EXIT_REQUEUE, "the walltime is near")
+        loop.add_signal_handler(signal.SIGUSR1, self._warned)
+        if os.environ.get("EXAHPC_WARNED"):  # the warning came while no broker lived
+            self._warned()
         link.require_descriptors(1024 + 4 * sum(pool.tasks for pool in self._deployment.pool))
+        if self._end.done():
+            return self._end.result()
         before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
         self._take_over(before)
         context = link.context()
@@ -125,6 +129,11 @@ class Broker:
             self._record.address,
             self._fleet.expected,
         )
+
+    def _warned(self) -> None:
+        """Walltime or preemption is near. A head that shares a task ends with its agent, which is draining now."""
+        if self._deployment.launcher.kind == "slurm" and self._deployment.head.placement == "job":
+            self._stop(EXIT_REQUEUE, "Slurm's warning before the end")
 
     def _stop(self, code: int, why: str) -> None:
         if not self._end.done():

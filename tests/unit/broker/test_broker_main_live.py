@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from exahpc.slurm.jobbook import JobBook
 from exahpc.wire import link
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, HeadRecord
@@ -31,6 +32,8 @@ name = "a"
 replicas = 4
 replicas_per_task = 2
 """
+
+ON_SLURM = TOML.replace('kind = "local"', 'kind = "slurm"\ninterface = "lo"')
 
 
 async def until(true: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
@@ -123,8 +126,10 @@ class Entry(Peer):
 
 
 class World:
-    def __init__(self, path: Path) -> None:
-        self.folder = Folder.create(path / "deployment", TOML)
+    def __init__(self, path: Path, toml: str) -> None:
+        self.folder = Folder.create(path / "deployment", toml)
+        if toml == ON_SLURM:
+            JobBook("6", {"a": ["7"]}).save(self.folder.path)
         self.ctx = link.context()
         self.peers: list[Peer] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -162,8 +167,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(path: Path) -> AsyncIterator[World]:
-    made = World(path)
+async def world(path: Path, toml: str = TOML) -> AsyncIterator[World]:
+    made = World(path, toml)
     try:
         made.start()
         yield made
@@ -285,10 +290,15 @@ def test_an_older_record_that_was_written_late_is_put_right(tmp_path: Path) -> N
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_a_signal_ends_the_broker_without_draining_anybody(tmp_path: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("toml", "number", "code"),
+    [(TOML, signal.SIGTERM, 143), (ON_SLURM, signal.SIGTERM, 143), (ON_SLURM, signal.SIGUSR1, 75)],
+)
+def test_a_signal_ends_the_broker_without_draining_anybody(
+    tmp_path: Path, toml: str, number: int, code: int
+) -> None:
     async def story() -> None:
-        async with world(tmp_path) as w:
+        async with world(tmp_path, toml) as w:
             await w.head(1)
             agent = w.agent(0)
             await until(lambda: agent.epoch == 1, "welcome")
@@ -299,6 +309,38 @@ def test_a_signal_ends_the_broker_without_draining_anybody(tmp_path: Path, numbe
             assert process.returncode == code
             assert not agent.of(m.DrainAgent)
             assert w.folder.head() is not None, "peers go on knocking at the same door"
+
+    asyncio.run(story())
+
+
+def test_a_head_that_has_no_job_of_its_own_takes_no_notice_of_a_walltime_warning(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with world(tmp_path) as w:
+            await w.head(1)
+            assert w.process is not None
+            w.process.send_signal(signal.SIGUSR1)
+            assert (await w.ask(m.StatusQuery())).epoch == 1
+            assert w.process.poll() is None
+
+    asyncio.run(story())
+
+
+def test_a_broker_whose_slurm_does_not_answer_serves_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm command there
+
+    async def story() -> None:
+        async with world(tmp_path, ON_SLURM) as w:
+            entry, _, _ = w.entry(), w.agent(0), w.agent(1)
+            await until(lambda: entry.slots == ALL, "all replicas route")
+            for _ in range(100):
+                reply = await w.ask(m.StatusQuery())
+                if any("Slurm could not be asked" in note for note in reply.notes):
+                    break
+                await asyncio.sleep(0.2)
+            assert any("Slurm could not be asked" in note for note in reply.notes), reply.notes
+            assert reply.ready == 4
 
     asyncio.run(story())
 
