@@ -184,8 +184,8 @@ class AgentCore:
     def _ended(self, slot: Slot, event: Ended, now: float) -> list[Action]:
         ordered = slot.phase == "draining"
         actions: list[Action] = []
-        if slot.serving:
-            actions.append(Lost(slot.number, own_exit=event.own_exit and not ordered))
+        if slot.serving:  # then nobody had stopped or killed it, not even in a drain
+            actions.append(Lost(slot.number, own_exit=event.own_exit))
         slot.step("ended", now)
         slot.reset()
         if not ordered:

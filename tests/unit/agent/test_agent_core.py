@@ -168,6 +168,25 @@ def test_an_agent_that_slept_does_not_blame_its_replicas() -> None:
     assert [type(a) for a in told(core.handle(Tick(frozenset({0})), 506))] == [Lost, Kill]
 
 
+def test_an_answer_from_before_the_link_was_lost_makes_nobody_ready() -> None:
+    core = AgentCore([0], RECOVERY)
+    core.handle(Tick(), 0)
+    core.handle(Launched(0, 1), 0)
+    core.handle(Hello(0, 1), 1)
+    core.handle(LinkLost(0, 1), 2)
+    assert core.handle(CanaryEnded(0, 1), 2) == []
+    assert told(core.handle(Hello(0, 1), 3)) == [Probe(0, 1)]
+    assert told(core.handle(CanaryEnded(0, 1), 4)) == [Serve(0, 1)]
+
+
+def test_a_replica_that_dies_by_itself_while_it_drains_is_told_as_such() -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0)
+    core.handle(Drain(20, "down", False), 1)
+    assert told(core.handle(Tick(frozenset({0})), 2)) == []
+    assert told(core.handle(Ended(0, 1, "exit code 1", True), 3)) == [Lost(0, True), Finish(0, "down", False)]
+
+
 def test_a_lost_socket_waits_for_the_steps_end_then_kills() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
