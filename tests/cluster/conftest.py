@@ -73,9 +73,15 @@ class DevCluster:
         self.broken.discard(node)
 
     def fail(self, node: str) -> None:
-        """Tell Slurm that the node is down, as an operator would."""
+        """Tell Slurm that the node is down, as an operator would. Again when a last answer of the dead node, still
+        on its way, made the controller take it back."""
         self.broken.add(node)
-        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        for _ in range(5):
+            self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+            time.sleep(0.3)
+            if self.state(node) == "down":
+                return
+        raise AssertionError(f"{node} does not stay down")
 
     def exec(self, node: str, *command: str) -> str:
         """stdout of a command on the node; raises when it fails."""
