@@ -4,7 +4,7 @@ set -euo pipefail
 
 python=${1:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
-out=$here/../demo-out
+out=$(dirname "$here")/demo-out
 name=demo
 
 exahpc() { "$python" -m exahpc.cli "$@"; }
@@ -32,7 +32,7 @@ show batch run "$here/sample.jsonl" --deployment "$name" -o "$out/results.h5"
 show batch export "$out/results.h5" -o "$out/results.jsonl"
 show status "$name"
 
-printf '\nThe answers are in %s and %s; the first three:\n' "$(realpath "$out/results.h5")" "$(realpath "$out/results.jsonl")"
+printf '\nThe answers are in %s and %s; the first three:\n' "$out/results.h5" "$out/results.jsonl"
 head -n 3 "$out/results.jsonl" | "$python" -c '
 import json, sys
 for line in sys.stdin:
