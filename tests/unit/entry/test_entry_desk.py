@@ -77,6 +77,8 @@ class DeskMachine(RuleBasedStateMachine):
             match action:
                 case Connect(agent=agent):
                     self.inbox[agent.key] = []
+                    self.up.add(agent.key)
+                    todo += self.desk.link_up(agent, self.now)
                 case Disconnect(agent=agent):
                     assert not any(
                         r.replica and r.replica.agent is agent for r in self.desk.ledger.records.values()
@@ -296,6 +298,27 @@ class DeskMachine(RuleBasedStateMachine):
 
 DeskMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestDesk = DeskMachine.TestCase
+
+
+def test_what_an_older_attempt_still_sends_changes_nothing() -> None:
+    desk = Desk(load(TOML), lambda n: 0)
+    desk.table(m.FleetTable(1, 1, [m.AgentRoute("a", 0, 1, "x", [m.Route(0, 1, CAPACITY)])]), 0.0)
+    (agent,) = desk.router.agents.values()
+    desk.link_up(agent, 0.0)
+    record = Record("r1", "chat", b"", stream=True, seed=1, created=1, choices=1, prompt=1, new=9)
+    desk.open(record, 0.0)
+    desk.frames(agent, [m.Frame("r1", 1, 0, 0, [5], 1, b"x")], 0.0)
+    desk.failed(agent, m.Failed("r1", 1, 500, "died", retry=True), 0.0)
+    desk.pump(0.0)
+    assert (record.attempt, record.phase, record.deaths) == (2, "running", 1)
+    for late in (m.Frame("r1", 1, 0, 1, [6], 2, b"y"), m.Frame("r1", 1, 0, 7, [6], 2, b"y")):
+        touched, actions = desk.frames(agent, [late], 0.0)
+        assert (touched, actions) == ([], [])
+    assert desk.done(agent, m.Done("r1", 1, b"", 1, 1), 0.0) == []
+    assert desk.busy(agent, m.Busy("r1", 1), 0.0) == []
+    assert desk.failed(agent, m.Failed("r1", 1, 500, "died", retry=True), 0.0) == []
+    assert (record.attempt, record.phase, record.deaths, record.choices[0].ids) == (2, "running", 1, [5])
+    assert desk.ledger.stale == 5
 
 
 def test_an_event_outside_the_table_tells_the_requests_story() -> None:
