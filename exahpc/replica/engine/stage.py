@@ -15,14 +15,13 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's custom
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from exahpc.deployment.grid import layers_of_stage
 from exahpc.replica.engine.attention import NAME, SlotCache, Step
 from exahpc.replica.engine.checkpoint import Checkpoint
-from exahpc.replica.engine.pack import pack_linear, pack_modules, packable
+from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,8 @@ log = logging.getLogger(__name__)
 class Stage:
     """`forward` runs the layers, `logits` the output layer. Both need `group.init` first.
 
-    vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states.
+    vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states; dtype: number
+    format of hidden states and KV cache, see `linear.work_dtype`.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Stage:
         dtype: torch.dtype,
         pack: bool = False,
     ) -> None:
-        """stage of stages; rank of ranks in the tensor-parallel group. pack: see `pack`."""
+        """stage of stages; rank of ranks in the tensor-parallel group. pack: see `linear`."""
         config = AutoConfig.from_pretrained(folder)
         layers = int(config.num_hidden_layers)
         first = sum(layers_of_stage(layers, stages, s) for s in range(stage))
         last = first + layers_of_stage(layers, stages, stage)
         self.is_first, self.is_last = stage == 0, stage == stages - 1
-        self.vocabulary_size, self.hidden, self.dtype = int(config.vocab_size), int(config.hidden_size), dtype
+        self.vocabulary_size, self.hidden = int(config.vocab_size), int(config.hidden_size)
         checkpoint = Checkpoint(folder)
         body = _body(config, checkpoint, first, last, self.is_first, self.is_last, dtype)
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
@@ -68,23 +68,30 @@ class Stage:
         self.device = next(self._body.parameters()).device
         attention = self._body.layers[0].self_attn
         heads = attention.k_proj.weight.shape[0] // attention.head_dim
-        self.cache = SlotCache((last - first, slots, heads, context, attention.head_dim), dtype, self.device)
-        pack = pack and on_cpu and packable(dtype)
-        if pack:
-            pack_modules(self._body)
+        self.dtype = work_dtype(dtype) if on_cpu else dtype
+        self.cache = SlotCache((last - first, slots, heads, context, attention.head_dim), self.dtype, self.device)
+        pack = pack and on_cpu and dtype != torch.float32
+        if pack or self.dtype != dtype:
+            replace_linears(self._body, self.dtype, pack)
         self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
         if self.is_last:
             tied = "lm_head.weight" not in checkpoint
             weight = checkpoint["model.embed_tokens.weight" if tied else "lm_head.weight"]
             mine = weight[self.vocabulary[rank] : self.vocabulary[rank + 1]].to(self.device, dtype)
-            self._head = pack_linear(mine) if pack else lambda x: F.linear(x, mine)
+            self._head = product(mine, work=self.dtype, pack=pack)
 
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
         """Token ids [T] (first stage) or hidden states [T, hidden] (later ones) -> hidden states [T, hidden]."""
-        key = "input_ids" if self.is_first else "inputs_embeds"
-        inputs = {key: x[None], "position_ids": step.positions[None]}
-        out = self._engine(**inputs, use_cache=False, step=step, cache=self.cache)
+        if self.is_first:
+            x = self._body.embed_tokens(x).to(self.dtype)
+        out = self._engine(
+            inputs_embeds=x[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            step=step,
+            cache=self.cache,
+        )
         result: torch.Tensor = out.last_hidden_state[0]
         return result
 
