@@ -43,7 +43,8 @@ _KEPT = 64  # ended batches remembered for queries
 
 @dataclass
 class _Batch:
-    """One batch. status: while opening and after the end; otherwise the book tells."""
+    """One batch. status: counts in it are durable (a number shown is a row that survives anything); going: the
+    (ok, failed) that `flushing` makes durable."""
 
     parts: Parts
     status: BatchStatus
@@ -51,6 +52,7 @@ class _Batch:
     loaded: Opened | None = None
     events: list[AnyEvent] = field(default_factory=list)
     flushing: Future[None] | None = None
+    going: tuple[int, int] = (0, 0)
     salvages: list[tuple[str, Future[list[Found]]]] = field(default_factory=list)
     again: set[str] = field(default_factory=set)
 
@@ -98,9 +100,7 @@ class Batches:
         book = self._leases.book(batch)
         if book is None:
             return entry.status
-        return msgspec.structs.replace(
-            entry.status, total=book.rows, ok=book.ok, failed=book.failed, leased=book.leased
-        )
+        return msgspec.structs.replace(entry.status, leased=book.leased)
 
     # --- agents ---
 
@@ -143,6 +143,7 @@ class Batches:
         for entry in self._batches.values():
             if entry.events and entry.flushing is None and entry.loaded is not None:
                 events, entry.events = entry.events, []
+                entry.going = entry.loaded.book.ok, entry.loaded.book.failed
                 entry.flushing = self._pool.submit(entry.loaded.writer.append, events)
         revokes, self._revokes = self._revokes, []
         return revokes
@@ -198,13 +199,15 @@ class Batches:
         if entry.loading is not None and entry.loading.done():
             loading, entry.loading = entry.loading, None
             entry.loaded = loaded = loading.result()
-            entry.status = msgspec.structs.replace(entry.status, state="running", total=loaded.plan.rows)
+            book = loaded.book
+            entry.status = BatchStatus(batch, entry.status.folder, book.rows, book.ok, book.failed, 0, "running")
             self._leases.open(batch, loaded.book, loaded.writer.number, now)
             self._perform(self._leases.salvaged("", batch, loaded.found, now), now)
             loaded.found = []
         if entry.flushing is not None and entry.flushing.done():
             flushing, entry.flushing = entry.flushing, None
             flushing.result()
+            entry.status = msgspec.structs.replace(entry.status, ok=entry.going[0], failed=entry.going[1])
         for agent, future in [(a, f) for a, f in entry.salvages if f.done()]:
             entry.salvages.remove((agent, future))
             if agent in entry.again:  # asked again meanwhile: only a newer look may end its leases
@@ -212,8 +215,8 @@ class Batches:
                 self._salvage(agent, entry)
                 continue
             self._perform(self._leases.salvaged(agent, batch, future.result(), now), now)
-        book = self._leases.book(batch)
-        if book is not None and book.done and not entry.events and entry.flushing is None:
+        open_book = self._leases.book(batch)
+        if open_book is not None and open_book.done and not entry.events and entry.flushing is None:
             self._end(batch, entry, "finished")
 
     def _open(self, batch: str, folder: str) -> _Batch:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from exahpc.agent.leases import LeaseWorker
 from exahpc.batch.client import Owner
+from exahpc.batch.commits import AnyEvent, CommitWriter
 from exahpc.batch.export import export
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Prepared, Summary, drive, prepare
@@ -261,6 +263,28 @@ def test_a_cancelled_batch_goes_on_with_the_same_command(world: World, tmp_path:
     prepared.release()
     check(tmp_path / "out.h5", 60, world.drive(prepare(source, tmp_path / "out.h5")))
     assert world.now < 100
+
+
+def test_status_never_shows_a_row_that_a_dead_broker_would_lose(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 60), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 8)
+    held, real = threading.Event(), CommitWriter.append
+
+    def slow(writer: CommitWriter, events: list[AnyEvent]) -> None:
+        held.wait(20)
+        real(writer, events)
+
+    monkeypatch.setattr(CommitWriter, "append", slow)
+    for _ in range(6):
+        world.step()
+        status = world.batches.status()[0]
+        assert status.ok + status.failed <= len(exported(prepared.parts.path))
+    held.set()
+    check(tmp_path / "out.h5", 60, world.drive(prepared))
 
 
 def test_a_folder_that_was_removed_and_made_again_is_another_batch(world: World, tmp_path: Path) -> None:
