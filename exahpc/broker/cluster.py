@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import msgspec
 
 from exahpc.broker.recovery import Act
 from exahpc.deployment.spec import Deployment
+from exahpc.errors import SlurmError
 from exahpc.slurm import scripts
 from exahpc.slurm.api import JobRecord, SlurmClient, Submission
 from exahpc.slurm.jobbook import JobBook
@@ -47,7 +49,12 @@ class Cluster:
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
             pools = JobBook.load(self._folder.path).pools
             ids = list(dict.fromkeys([*(job for jobs in pools.values() for job in jobs), *arrays]))
-            return pools, {record.id: record for record in client.jobs(ids)} if ids else {}
+            records = client.jobs(ids) if ids else []
+            for record in records:
+                if record.state == "requeued" and record.reason == "BeginTime":
+                    with contextlib.suppress(SlurmError):  # then Slurm's own wait of minutes stands
+                        client.hurry(record.id)
+            return pools, {record.id: record for record in records}
 
         return await self._run(self._questions, work)
 

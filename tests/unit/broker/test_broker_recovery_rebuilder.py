@@ -58,6 +58,10 @@ class Slurm:
         if self.disabled:
             raise RequeueDisabled("presently disabled")
 
+    def hurry(self, job: str) -> bool:
+        self.asked.append(("hurry", job))
+        raise SlurmError("not now")
+
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self.asked.append(("cancel", job))
 
@@ -121,6 +125,20 @@ def test_a_lost_agent_of_a_running_job_is_requeued_by_its_array_id_off_its_node(
         assert list(memory.excluded) == ["n1"]
         assert memory.open == {}
         assert [kind for _, kind in memory.history["a/1"]] == ["requeue"]
+
+    asyncio.run(story())
+
+
+def test_a_requeued_task_is_hurried_and_a_refusal_does_no_harm(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.slurm.records = [RUNNING[0], JobRecord("7_1", "requeued", "PENDING", "BeginTime")]
+        stage.hello(0, "7_0")
+        await stage.until(1)
+        for _ in range(40):
+            stage.fleet.beat(b"p0", m.AgentBeat(0, []), stage.now)
+            await stage.until(stage.now + 1)
+        assert set(stage.slurm.asked) == {("hurry", "7_1")}
 
     asyncio.run(story())
 
