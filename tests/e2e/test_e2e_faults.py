@@ -18,13 +18,14 @@ def pids(live: Live, *words: str) -> list[int]:
     return [int(p.split()[0]) for p in processes_of(live.folder.path) if all(w in p for w in words)]
 
 
-def under_load(live: Live, fault: Callable[[], None], back: Callable[[], object], seconds: float = 60) -> None:
+def under_load(live: Live, fault: Callable[[], None], back: Callable[[], object], seconds: float = 150) -> None:
     """Texts of streams that a fault interrupts equal those of undisturbed ones."""
     load = Load(live, streams=4, tokens=500)
     time.sleep(1.5)
     fault()
+    time.sleep(4)
+    load.stop()  # before the wait: on two cores the load would starve whatever starts
     until("what was killed is back", back, seconds)
-    load.stop()
     assert load.texts
     for prompt in {p for p, _ in load.texts}:
         texts = {t for p, t in load.texts if p == prompt}
