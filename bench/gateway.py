@@ -46,16 +46,14 @@ CASES = {"plain": "requests_per_cpu_second", "stream": "tokens_per_cpu_second"}
 
 
 @contextlib.contextmanager
-def process(
-    argv: list[str], log: Path, wait_for: str | None = None
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(argv: list[str], log: Path, wait_for: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A child process that is ended in any case; with `wait_for`, also its first line, which must start so."""
-    with log.open("w") as errors:
-        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=common.ROOT)
+    with log.open("w") as file:
+        out = subprocess.PIPE if wait_for else file
+        child = subprocess.Popen(argv, stdout=out, stderr=file, text=True, cwd=common.ROOT)
     try:
-        assert child.stdout is not None
-        line = child.stdout.readline() if wait_for else ""
-        if wait_for and not line.startswith(wait_for):
+        line = child.stdout.readline() if child.stdout else ""
+        if not line.startswith(wait_for):
             raise SystemExit(f"{argv[1]} did not start:\n{log.read_text()}")
         yield child, line
     finally:

@@ -97,7 +97,7 @@ class Running:
         return openai.OpenAI(base_url=self.base + "/v1", api_key=KEY, max_retries=retries, http_client=plain)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        options = {"headers": self.headers, "timeout": 30.0, "verify": False} | options
+        options = {"headers": self.headers, "timeout": 30.0, "verify": False} | options  # loopback
         return httpx.request(method, self.base + path, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:

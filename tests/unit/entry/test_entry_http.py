@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import ssl
 
+import httpx
 import openai
 import pytest
 
@@ -177,6 +179,25 @@ def test_term_finishes_running_streams_and_ends_with_0(own: Own) -> None:
     os.kill(entry.pid, signal.SIGTERM)
     assert first + "".join(c.choices[0].text for c in chunks) == text_of(0, 50)
     assert entry.stop() == 0
+
+
+@pytest.mark.parametrize("own", [{"head": 'tls = "on"'}], indirect=True)
+def test_with_tls_the_same_bytes_come_and_plain_http_gets_none(own: Own) -> None:
+    endpoint = own.folder.endpoint()
+    assert endpoint is not None
+    assert endpoint.url.startswith("https://127.0.0.1:")
+    assert endpoint.ca is not None
+    trust = ssl.create_default_context(cafile=endpoint.ca)
+    client = openai.OpenAI(
+        base_url=endpoint.url, api_key=KEY, max_retries=0, http_client=httpx.Client(verify=trust, timeout=30.0)
+    )
+    chunks = client.completions.create(model="tiny", prompt="hi", max_tokens=50, stream=True)
+    assert "".join(c.choices[0].text for c in chunks) == text_of(0, 50)
+    assert client.completions.create(model="tiny", prompt="hi", max_tokens=5).choices[0].text == text_of(0, 5)
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(endpoint.url.replace("https", "http") + "/models", headers=own.entry.headers)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(endpoint.url + "/models", headers=own.entry.headers)
 
 
 def test_no_secret_is_logged(entry: Running) -> None:
