@@ -24,6 +24,7 @@ from exahpc.wire.link import require_descriptors
 
 log = logging.getLogger(__name__)
 
+MOST_REQUEUES = 5  # of one job, before it ends and the broker submits a new one, or gives up
 _DESCRIPTORS = 4096  # an entry is a connection, and each replica takes some
 
 
@@ -92,6 +93,8 @@ def _tokenizer(deployment: Deployment) -> Tokenizer:
 def _hand_back_code(deployment: Deployment, pool: Pool) -> int:
     if deployment.launcher.kind == "local":
         return 1  # nobody but the supervisor can start this task again
+    if here.restarts() >= MOST_REQUEUES:
+        return 0  # a task that fails wherever it runs must not circle for ever: the broker's budget decides
     return EXIT_REQUEUE if pool.requeue else 0
 
 

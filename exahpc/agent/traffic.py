@@ -7,6 +7,7 @@ due go out and free places are offered to batch rows.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, assert_never
 
@@ -158,7 +159,7 @@ class Traffic:
             slot = max(free, key=free.__getitem__)
             free[slot] -= 1
             kind: Kind = "chat" if row.kind == "chat" else "completion"
-            self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time()))
+            self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time(), int(time.time())))
         rows = self._worker.wanted(sum(free.values()))
         if rows:
             self._ask(rows)
