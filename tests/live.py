@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -91,7 +92,7 @@ class Live:
     def client(self, **options: Any) -> openai.OpenAI:
         endpoint = self.folder.endpoint()
         assert endpoint is not None
-        verify: Any = endpoint.ca if endpoint.ca else True
+        verify: Any = ssl.create_default_context(cafile=endpoint.ca) if endpoint.ca else True
         return openai.OpenAI(
             base_url=endpoint.url, api_key=self.key, max_retries=0, timeout=120.0,
             http_client=httpx.Client(verify=verify, timeout=120.0), **options,

@@ -159,7 +159,9 @@ class Traffic:
             slot = max(free, key=free.__getitem__)
             free[slot] -= 1
             kind: Kind = "chat" if row.kind == "chat" else "completion"
-            self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time(), int(time.time())))
+            self._act(
+                self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time(), int(time.time()))
+            )
         rows = self._worker.wanted(sum(free.values()))
         if rows:
             self._ask(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -11,7 +12,7 @@ import pytest
 import zmq
 
 from exahpc.wire.link import FleetKey
-from tests.live import Live, until
+from tests.live import Live, processes_of, until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -142,8 +143,6 @@ def test_a_link_without_the_fleet_key_gets_no_byte(local: Live) -> None:
 
 
 def test_no_secret_is_in_any_command_line_environment_or_log(local: Live) -> None:
-    from tests.live import processes_of
-
     secrets = [local.key, local.folder.fleet_key().secret]
     local.stream("one more", 5)
     time.sleep(0.2)
@@ -152,7 +151,7 @@ def test_no_secret_is_in_any_command_line_environment_or_log(local: Live) -> Non
     for line in lines:
         pid = line.split()[0]
         try:
-            environment = open(f"/proc/{pid}/environ", "rb").read().decode(errors="replace")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
             environment = ""
         assert not any(s in line or s in environment for s in secrets)

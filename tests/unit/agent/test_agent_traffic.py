@@ -58,7 +58,7 @@ class NotedRelay:
     def free(self, slot: int) -> int:
         return self.places[slot] - sum(at == slot for _, at in self.rows)
 
-    def row(self, key: str, kind: str, body: bytes, seed: int, slot: int, now: float) -> list[Any]:
+    def row(self, key: str, kind: str, body: bytes, seed: int, slot: int, now: float, created: int) -> list[Any]:
         self.rows.append((key, slot))
         return []
 
