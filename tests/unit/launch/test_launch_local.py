@@ -64,8 +64,10 @@ def test_what_was_started_is_found_again_and_ends_even_against_its_will(folder: 
 
 
 def test_what_dead_supervisors_left_behind_still_runs(folder: Folder) -> None:
-    child = subprocess.Popen(sleeper(folder), stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(sleeper(folder), stdout=subprocess.PIPE)
     try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"  # its command line is in /proc by now
         assert local.running(folder) == [f"process {child.pid}"]
     finally:
         child.kill()
