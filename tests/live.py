@@ -74,6 +74,16 @@ class Live:
         found = self.status()
         return found.ready if found else -1
 
+    def running(self) -> int:
+        """Sequences that run anywhere, as of the last beats; -1 while no broker answers."""
+        found = self.status()
+        return sum(r.running for a in found.agents for r in a.replicas) if found else -1
+
+    def tokens(self) -> dict[tuple[str, int], int]:
+        """(pool, slot) -> tokens that the replica has generated, as of the last beats."""
+        found = self.status()
+        return {(a.pool, r.slot): r.tokens for a in found.agents for r in a.replicas} if found else {}
+
     def agent(self, pool: str, task: int) -> m.AgentStatus | None:
         found = self.status()
         return next((a for a in found.agents if (a.pool, a.task) == (pool, task)), None) if found else None

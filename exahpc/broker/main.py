@@ -124,10 +124,11 @@ class Broker:
         self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
         self._folder.publish_head(self._record)
         _log.info(
-            "epoch %d at %s; %d agents expected",
+            "epoch %d at %s; %d of %d agents were here before",
             self._record.epoch,
             self._record.address,
             self._fleet.expected,
+            sum(pool.tasks for pool in self._deployment.pool),
         )
 
     def _warned(self) -> None:

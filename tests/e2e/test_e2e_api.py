@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -50,18 +52,23 @@ def test_chat_streams_a_role_then_deltas_then_usage(local: Live) -> None:
     assert text == plain.choices[0].message.content
 
 
-def test_the_same_seed_gives_the_same_three_choices_anywhere(local: Live) -> None:
-    def draw() -> list[str]:
+@pytest.mark.case("B34")
+def test_the_same_seed_gives_the_same_three_choices_on_every_replica(local: Live) -> None:
+    def draw(number: int) -> list[str]:
         made = local.client().completions.create(
-            model="tiny", prompt="seeded", max_tokens=24, temperature=0.9, seed=123, n=3
+            model="tiny", prompt="seeded", max_tokens=100, temperature=0.5, seed=123, n=3
         )
         return [c.text for c in sorted(made.choices, key=lambda c: c.index)]
 
-    first = draw()
+    before = local.tokens()
+    first = draw(0)
     assert len(set(first)) == 3
-    assert all(draw() == first for _ in range(6))
+    with ThreadPoolExecutor(6) as side_by_side:  # more than two replicas have places for
+        assert all(again == first for again in side_by_side.map(draw, range(12)))
+    until("every replica drew", lambda: all(count > before[key] for key, count in local.tokens().items()), 10)
 
 
+@pytest.mark.case("B25")
 def test_a_stop_string_cuts_streams_and_plain_answers_alike(local: Live) -> None:
     whole = local.stream("stop here", 80)
     stop = whole[30:34]
@@ -73,10 +80,14 @@ def test_a_stop_string_cuts_streams_and_plain_answers_alike(local: Live) -> None
     assert (plain.choices[0].text, plain.choices[0].finish_reason) == (cut, "stop")
 
 
+@pytest.mark.case("B15", "B17", "B26", "B29")
 @pytest.mark.parametrize(
     ("body", "status", "names"),
     [
         ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [""]}, 400, "prompt"),
+        ({"messages": []}, 400, "messages"),
+        ({"prompt": "x", "echo": True, "max_tokens": 0}, 400, "echo"),
         ({"prompt": "x", "n": 0}, 400, "n"),
         ({"prompt": "x", "n": 0, "stream": True}, 400, "n"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
@@ -89,25 +100,37 @@ def test_a_stop_string_cuts_streams_and_plain_answers_alike(local: Live) -> None
 def test_a_bad_request_is_named_and_the_next_one_works(
     local: Live, body: dict[str, object], status: int, names: str
 ) -> None:
+    path = "/chat/completions" if "messages" in body else "/completions"
     with pytest.raises(openai.APIStatusError) as caught:
-        local.client().post("/completions", body={"model": "tiny", **body}, cast_to=httpx.Response)
+        local.client().post(path, body={"model": "tiny", **body}, cast_to=httpx.Response)
     assert caught.value.status_code == status
     assert names in caught.value.message
     assert len(local.stream("fine", 5)) == 5
 
 
-def test_a_client_that_leaves_frees_its_sequence_within_a_second(local: Live) -> None:
-    stream = local.client().completions.create(
-        model="tiny", prompt="leaving", max_tokens=1900, temperature=0, stream=True
-    )
-    next(iter(stream))
-    stream.close()
-
-    def running() -> int:
-        found = local.status()
-        return sum(r.running for a in found.agents for r in a.replicas) if found else -1
-
-    until("no sequence runs", lambda: running() == 0, 6)
+@pytest.mark.case("B30")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_sequences(local: Live, stream: bool) -> None:
+    endpoint = local.folder.endpoint()
+    assert endpoint is not None
+    body = {"model": "tiny", "prompt": "leaving", "max_tokens": 2000, "n": 4, "temperature": 0, "stream": stream}
+    headers = {"Authorization": f"Bearer {local.key}"}
+    before = sum(local.tokens().values())
+    with httpx.Client() as client, contextlib.ExitStack() as answer:
+        request = client.build_request("POST", f"{endpoint.url}/completions", json=body, headers=headers)
+        if stream:
+            found = client.send(request, stream=True)
+            answer.callback(found.close)
+            next(found.iter_raw())
+        else:
+            request.extensions["timeout"] = httpx.Timeout(0.5).as_dict()
+            with pytest.raises(httpx.ReadTimeout):
+                client.send(request)
+    assert len(local.stream("next", 5)) == 5
+    until("no sequence runs", lambda: local.running() == 0, 30)
+    time.sleep(2.5)  # a beat: what still ran would show in the next one
+    assert local.running() == 0
+    assert 0 < sum(local.tokens().values()) - before < 4 * 2000, "all tokens were generated, for nobody"
 
 
 def test_nobody_without_the_key_gets_anything(local: Live) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,30 @@ def test_a_killed_rank_costs_no_request_and_its_step_comes_back(local: Live) -> 
         lambda: os.kill(ranks[-1], signal.SIGKILL),
         lambda: local.incarnation("b", 0, 0) > before,
     )
+
+
+@pytest.mark.case("B28")
+def test_a_stream_whose_replica_is_killed_at_its_fiftieth_token_ends_like_an_undisturbed_one(local: Live) -> None:
+    def processor_time(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    undisturbed = local.stream("cut in the middle", 500)
+    ranks = pids(local, "-m exahpc.replica")
+    before = {pid: processor_time(pid) for pid in ranks}
+    text = ""
+    chunks = local.client().completions.create(
+        model="tiny", prompt="cut in the middle", max_tokens=500, temperature=0, stream=True
+    )
+    victim = 0
+    for chunk in chunks:
+        text += chunk.choices[0].text
+        if len(text) >= 50 and not victim:
+            victim = max(ranks, key=lambda pid: processor_time(pid) - before[pid])  # the others are idle
+            os.kill(victim, signal.SIGKILL)
+    assert victim
+    assert (text, chunk.choices[0].finish_reason) == (undisturbed, "length")
+    until("what was killed is back", lambda: victim not in pids(local, "") and local.ready() == 3, 150)
 
 
 def test_a_killed_agent_adopts_its_living_steps(local: Live) -> None:

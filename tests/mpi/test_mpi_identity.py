@@ -68,6 +68,7 @@ def results(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     return of
 
 
+@pytest.mark.case("B18", "B19", "B21")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g[0]}x{g[1]}")
 def test_greedy_tokens_are_those_of_hugging_face(
@@ -78,6 +79,7 @@ def test_greedy_tokens_are_those_of_hugging_face(
     assert {reason for _, reason in got.values()} == {"length"}
 
 
+@pytest.mark.case("B34")
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g[0]}x{g[1]}")
 def test_a_seed_gives_the_same_text_on_every_grid_and_in_every_batch(
     grid: tuple[int, int], results: Results

@@ -219,6 +219,7 @@ def test_stop_ends_all_ranks_with_code_0(step: Step, agent: Agent) -> None:
     assert "AutoTP" not in step.output()
 
 
+@pytest.mark.case("B50")
 @pytest.mark.parametrize(
     "fault", ["raise@rank1:import", "exit@rank1:load", "raise@rank1:step2", "exit@rank0:step2"]
 )

@@ -108,6 +108,7 @@ def test_each_incarnation_has_a_journal_of_its_own(parts: Parts) -> None:
     assert names == {"a-0-1", "a-0-2"}
 
 
+@pytest.mark.case("B28")
 def test_a_row_whose_replica_died_is_begun_again_then_given_up(parts: Parts) -> None:
     worker = LeaseWorker("a-0")
     worker.grant(grant(parts, 1, 0, 1))

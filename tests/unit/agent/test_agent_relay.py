@@ -151,6 +151,7 @@ def test_bad_requests_fail_before_anything_starts(fields: dict[str, Any], status
     assert admits(made.submit(P, submit("next"), 0))
 
 
+@pytest.mark.case("B32")
 def test_chat_without_a_template_names_the_other_endpoint() -> None:
     found = refusal(relay(template=False), submit(kind="chat", messages=[{"role": "user", "content": "x"}]))
     assert "/v1/completions" in found.message
@@ -287,6 +288,7 @@ def test_held_back_text_still_tells_its_ids() -> None:
     assert (frame.ids, frame.sent, frame.data) == (ids("abc"), 0, b"")
 
 
+@pytest.mark.case("B25")
 def test_a_stop_string_ends_the_answer_and_frees_the_sequence() -> None:
     made = relay()
     made.submit(P, submit(stop=["</ans>", "ZZ"], max_tokens=20), 0)
@@ -336,6 +338,7 @@ def test_several_prompts_number_their_choices_through() -> None:
 # --- interruptions --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("B28")
 def test_an_interrupted_stream_goes_on_where_it_was() -> None:
     made = relay()
     text = "é👩"

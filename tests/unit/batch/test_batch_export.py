@@ -32,6 +32,7 @@ def test_a_success_has_its_body_and_no_error() -> None:
     assert found["id"] == "batch_req_abc_4"
 
 
+@pytest.mark.case("B11")
 @pytest.mark.parametrize("status", [400, 404, 500])
 @pytest.mark.parametrize("body", [b'{"error": {"message": "too hot", "code": null}}', b"\xff", b"[]", b"[" * 9000])
 def test_a_failure_has_no_response_whatever_its_body(status: int, body: bytes) -> None:
@@ -43,6 +44,7 @@ def test_a_failure_has_no_response_whatever_its_body(status: int, body: bytes) -
     assert found["error"]["line"] == 5
 
 
+@pytest.mark.case("B56")
 def test_odd_characters_come_out_as_they_went_in() -> None:
     body = json.dumps({"text": "a\x00\ud800\U0001f469\u2028"}).encode()
     found = exported(outcome(200, body, "\ud800\x00é".encode("utf-8", "surrogatepass")))

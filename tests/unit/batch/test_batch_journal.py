@@ -48,6 +48,7 @@ def test_a_journal_has_one_writer_in_its_life(tmp_path: Path) -> None:
         FrameWriter(tmp_path / "j")
 
 
+@pytest.mark.case("B54")
 def test_truncation_keeps_every_whole_record_and_invents_none(tmp_path: Path) -> None:
     records = [record(i, i * 7 % 90) for i in range(60)]
     ends = [end for _, end in write(tmp_path / "j", [[r] for r in records])]

@@ -79,6 +79,7 @@ def roll_for_ever(parts: Parts, plan: BatchPlan, output: Path) -> None:
         os._exit(1)
 
 
+@pytest.mark.case("B54")
 def test_a_roller_killed_at_twenty_random_points_loses_and_repeats_nothing(tmp_path: Path) -> None:
     parts, plan = make(tmp_path)
     output = tmp_path / "o.h5"

@@ -43,6 +43,7 @@ def records(plan: BatchPlan, parts: Parts) -> dict[int, Record]:
     return {record.row: record for _, _, record in reader.frames(end=plan.source_end)}
 
 
+@pytest.mark.case("B07")
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("last", [True, False])
@@ -109,6 +110,27 @@ def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
     assert "line 20:" not in text
 
 
+@pytest.mark.case("B04", "B05", "B08")
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [
+        ((line("a"), b"[1,2,3]", b'"hello"', b"null", b'{"custom_id":"x","body":"str"}', line("b")), {2, 3, 4, 5}),
+        ((line("a"), line("x", method=...), b'{"custom_id":', b"", line("b")), {2, 3}),
+        ((line("a"), line("x").replace(b"hi", b"\xff"), line("b")), {2}),
+    ],
+)
+def test_lines_around_a_bad_one_are_read_and_each_bad_one_is_told_once(
+    tmp_path: Path, lines: tuple[bytes, ...], bad: set[int]
+) -> None:
+    with pytest.raises(BatchError) as caught:
+        index(tmp_path, b"\n".join(lines))
+    assert {number for number in range(1, 9) if f"line {number}: " in str(caught.value)} == bad
+    plan, parts = index(tmp_path, b"\n".join(lines), skip_bad=True)
+    assert {record.line for record in records(plan, parts).values()} == bad
+    good = [entry for entry in parts.load_index() if entry["kind"] != BAD]
+    assert [int(entry["line"]) for entry in good] == [1, len(lines)]
+
+
 def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path: Path) -> None:
     plan, parts = index(tmp_path, line("a") + b"\n[1]\n" + line("b") + b"\n" + line("x", url="/v2"), skip_bad=True)
     assert kinds(parts) == [0, BAD, 0, BAD]
@@ -121,14 +143,18 @@ def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path:
     assert plan.bad == 2
 
 
-def test_a_repeated_custom_id_is_rejected_naming_both_lines(tmp_path: Path) -> None:
-    lines = [line(f"r{i}") for i in range(100)]
-    lines[92] = lines[6]
-    with pytest.raises(BatchError, match="'r6' on line 93 was used before, on line 7"):
+@pytest.mark.case("B01")
+@pytest.mark.parametrize(("rows", "first", "again"), [(2, 1, 2), (100, 7, 93)])
+def test_a_repeated_custom_id_is_rejected_naming_both_lines(
+    tmp_path: Path, rows: int, first: int, again: int
+) -> None:
+    lines = [line(f"r{i + 1}", body={"model": "m", "messages": [{"content": f"say {i}"}]}) for i in range(rows)]
+    lines[again - 1] = line(f"r{first}")
+    with pytest.raises(BatchError, match=f"'r{first}' on line {again} was used before, on line {first}"):
         index(tmp_path, b"\n".join(lines))
     plan, parts = index(tmp_path, b"\n".join(lines), skip_bad=True)
-    assert [row for row, kind in enumerate(kinds(parts)) if kind == BAD] == [92]
-    assert list(records(plan, parts)) == [92]
+    assert [row for row, kind in enumerate(kinds(parts)) if kind == BAD] == [again - 1]
+    assert list(records(plan, parts)) == [again - 1]
 
 
 def test_a_row_is_rejected_once_even_when_it_is_bad_in_two_ways(tmp_path: Path) -> None:
@@ -146,6 +172,7 @@ def test_a_model_that_is_not_served_is_the_commonest_error_of_all_its_rows(tmp_p
     assert index(tmp_path, data, model="m")[0].bad == 0
 
 
+@pytest.mark.case("B56")
 def test_nul_and_lone_surrogates_are_good_lines_and_keep_their_custom_id(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "a\x00b\ud800"}]}
     _, parts = index(tmp_path, line("\ud800\x00", body=body) + b"\n" + line("two"))

@@ -76,6 +76,7 @@ def test_a_stream_goes_on_across_as_many_deaths_as_attempts_allow(entry: Running
     assert sum(len(a.submits) for a in fleet.agents.values()) == 4
 
 
+@pytest.mark.case("B28")
 def test_a_request_that_always_dies_ends_with_an_error_event_and_without_done(
     entry: Running, fleet: Fleet
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_request_under_which_two_replicas_ended_by_themselves_is_not_tried_aga
     assert sum(len(a.submits) for a in fleet.agents.values()) == 2
 
 
+@pytest.mark.case("B29")
 def test_an_error_inside_a_stream_closes_the_connection(entry: Running, fleet: Fleet) -> None:
     for agent in fleet.agents.values():
         agent.fail_at = dict.fromkeys(range(1, 9), 3)
@@ -162,6 +164,7 @@ def test_beyond_max_waiting_a_request_gets_429_with_retry_after(own: Own) -> Non
         assert [t.result() for t in taken] == [text_of(0, 20)] * 4
 
 
+@pytest.mark.case("B30")
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_leaves_is_cancelled_at_the_agent(entry: Running, fleet: Fleet, streams: bool) -> None:
     for agent in fleet.agents.values():

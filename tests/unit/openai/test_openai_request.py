@@ -39,6 +39,7 @@ def test_defaults_are_openais() -> None:
     assert read("completion").prompts == ("hi",)
 
 
+@pytest.mark.case("B15", "B26", "B29")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -88,6 +89,7 @@ def test_a_bad_field_is_named(kind: Kind, fields: dict[str, Any], param: str) ->
     assert found.message.startswith(f"{param}: ")
 
 
+@pytest.mark.case("B15")
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [

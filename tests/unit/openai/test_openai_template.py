@@ -30,6 +30,7 @@ def test_a_conversation_ends_where_the_assistant_begins() -> None:
     assert render(ALTERNATING, USER, ASSISTANT, USER) == "<s>[user]hi\n[assistant]yes\n[user]hi\n[model]"
 
 
+@pytest.mark.case("B32")
 @pytest.mark.parametrize(
     ("messages", "words"),
     [((SYSTEM, USER), "System role not supported"), ((USER, USER), "Conversation roles must alternate")],
@@ -50,6 +51,7 @@ def test_a_template_that_breaks_or_leaves_the_sandbox_is_400(source: str) -> Non
     assert caught.value.status == 400
 
 
+@pytest.mark.case("B32")
 def test_folding_puts_the_system_text_before_the_next_user_message() -> None:
     assert render(ALTERNATING, SYSTEM, USER, fold=True) == "<s>[user]be brief\n\nhi\n[model]"
     assert fold_system([SYSTEM, SYSTEM, USER, ASSISTANT]) == [

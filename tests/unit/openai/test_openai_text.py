@@ -143,6 +143,7 @@ def test_a_stream_goes_on_from_its_ids_anywhere_without_loss_or_repetition(
     assert sent + after.push(ids[at:]) + after.finish() == one_by_one(text, stops)
 
 
+@pytest.mark.case("B23")
 def test_no_replacement_character_comes_in_the_middle_of_a_character() -> None:
     text = "你好 👩‍👩‍👧 é"
     stream = TextStream(byte_level().decoder([]))
@@ -181,6 +182,7 @@ def test_special_tokens_have_no_text_and_change_none() -> None:
     assert stream.push([*spell("a"), 256, 259, 100_000, *spell("b")]) == "ab"
 
 
+@pytest.mark.case("B25")
 def test_a_near_miss_is_emitted_in_full() -> None:
     stream = TextStream(byte_level().decoder([]), ["</ans>"])
     deltas = [stream.push([i]) for i in spell("x</an y</ans")]
@@ -188,6 +190,7 @@ def test_a_near_miss_is_emitted_in_full() -> None:
     assert stream.finish() == "</ans"
 
 
+@pytest.mark.case("B25", "B26")
 @pytest.mark.parametrize(
     ("stops", "text", "cut"),
     [

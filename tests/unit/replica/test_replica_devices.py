@@ -11,15 +11,18 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-4b5e0bd1-6bd8-5e1f-9c0a-0f1d0a5b6c7d"
 
 
+@pytest.mark.case("B22")
 def test_a_shared_list_is_counted_from_zero() -> None:
     seen = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert [choose(seen, rank, 4) for rank in range(4)] == [Device(0), Device(1), Device(2), Device(3)]
 
 
+@pytest.mark.case("B22")
 def test_a_single_device_is_mine_whatever_my_rank() -> None:
     assert choose({"CUDA_VISIBLE_DEVICES": "5"}, 3, 1) == Device(0)
 
 
+@pytest.mark.case("B22")
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
 def test_names_are_as_good_as_numbers(variable: str) -> None:
     assert choose({variable: f"{UUID},{UUID[:-1]}7"}, 1, 2) == Device(1)

@@ -24,12 +24,14 @@ def pyslurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
 
 
+@pytest.mark.case("B53")
 def test_without_pyslurm_the_command_line_is_taken_and_says_so(slurm: FakeSlurm) -> None:
     client, why = module.choose()
     assert isinstance(client, CommandLine)
     assert "not installed" in why
 
 
+@pytest.mark.case("B53")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -127,6 +127,7 @@ def test_one_array_task_is_requeued_by_its_array_id(slurm: FakeSlurm) -> None:
     assert slurm.calls("scontrol") == [["scontrol", "requeue", "1234_1"]]
 
 
+@pytest.mark.case("B41")
 def test_a_whole_array_is_never_requeued(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "--jobs=1234", wide("1234_0", "RUNNING") + wide("1234_1", "RUNNING"))
     with pytest.raises(SlurmError, match="name the task"):

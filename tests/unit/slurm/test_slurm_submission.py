@@ -129,6 +129,7 @@ def test_memory_that_is_counted_per_node_is_shared(value: str | None, replicas: 
     assert memory_share({"SLURM_MEM_PER_NODE": value} if value else {}, replicas) == share
 
 
+@pytest.mark.case("B41")
 def test_a_tasks_own_id_is_never_the_bare_job_id() -> None:
     own = {"SLURM_JOB_ID": "1234", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "1"}
     assert here.task_id(own) == "1234_1"
