@@ -7,12 +7,10 @@ only attention looks at sequence boundaries. Prefill, parts of a prompt and deco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
-from transformers import AttentionInterface
 
 from exahpc.replica.plan import Plan
 
@@ -120,7 +118,7 @@ def attend(
     k_cache[step.slots, :, step.positions] = k
     v_cache[step.slots, :, step.positions] = v
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
-    out = torch.empty_like(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for run in step.runs:
         # Query heads that share a key/value head become query positions: grouped attention without copies.
         grouped = q[run.at : run.at + run.count].reshape(run.count, kv_heads, heads // kv_heads, dim)
@@ -145,25 +143,3 @@ def attend(
         )
         out[chunk.at : end] = seen[0].transpose(0, 1)
     return out
-
-
-def _hugging_face(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    step: Step,
-    cache: SlotCache,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """The signature of an attention function in transformers: query [1, heads, T, D] -> [1, T, heads, D]."""
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(step, cache, module.layer_idx, q, k, v, scaling)[None], None
-
-
-NAME = "exahpc-slots"
-AttentionInterface.register(NAME, _hugging_face)

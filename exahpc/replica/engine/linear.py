@@ -35,6 +35,8 @@ def product(
 ) -> Product:
     """x -> x @ weight.T + bias for weight [out, in]; x and the result are of dtype `work`."""
     bias = None if bias is None else bias.to(work)
+    if weight.dtype == torch.bfloat16 and work != weight.dtype:
+        return _single(weight, bias, product(weight.to(work), bias, work=work, pack=True) if pack else None)
     if pack:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(work).contiguous())
         multiply = torch.ops.mkldnn._linear_pointwise
@@ -47,6 +49,19 @@ def product(
     if weight.dtype == work:
         return lambda x: F.linear(x, weight, bias)
     return lambda x: F.linear(x, weight.to(work), bias)
+
+
+def _single(weight: torch.Tensor, bias: torch.Tensor | None, packed: Product | None) -> Product:
+    """One row is bound by reading the matrix: half the bytes beat the faster kernel."""
+    work = torch.float32
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == weight.shape[1]:
+            out = F.linear(x.to(weight.dtype), weight).to(work)
+            return out if bias is None else out + bias
+        return packed(x) if packed else F.linear(x, weight.to(work), bias)
+
+    return apply
 
 
 def replace_linears(body: nn.Module, work: torch.dtype, pack: bool) -> None:

@@ -19,8 +19,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from exahpc.deployment.grid import layers_of_stage
-from exahpc.replica.engine.attention import NAME, SlotCache, Step
+from exahpc.replica.engine.attention import SlotCache, Step
 from exahpc.replica.engine.checkpoint import Checkpoint
+from exahpc.replica.engine.decoder import Decoder
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 
 log = logging.getLogger(__name__)
@@ -57,22 +58,24 @@ class Stage:
         body = _body(config, checkpoint, first, last, self.is_first, self.is_last, dtype)
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # AutoTP prints its policy
-            self._engine = deepspeed.init_inference(
+            engine = deepspeed.init_inference(
                 body,
                 dtype=dtype,
                 tensor_parallel={"tp_size": ranks},
                 replace_with_kernel_inject=False,
                 keep_module_on_host=on_cpu,  # on CPUs the shards stay views of the mapped file
             )
-        self._body: Any = self._engine.module
-        self.device = next(self._body.parameters()).device
-        attention = self._body.layers[0].self_attn
+        body = engine.module
+        self.device = next(body.parameters()).device
+        attention = body.layers[0].self_attn
         heads = attention.k_proj.weight.shape[0] // attention.head_dim
         self.dtype = work_dtype(dtype) if on_cpu else dtype
         self.cache = SlotCache((last - first, slots, heads, context, attention.head_dim), self.dtype, self.device)
         pack = pack and on_cpu and dtype != torch.float32
         if pack or self.dtype != dtype:
-            replace_linears(self._body, self.dtype, pack)
+            replace_linears(body, self.dtype, pack)
+        self._decoder = Decoder(body, self.dtype, self.is_last)
+        self._embed = body.embed_tokens
         self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
         if self.is_last:
             tied = "lm_head.weight" not in checkpoint
@@ -84,16 +87,8 @@ class Stage:
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
         """Token ids [T] (first stage) or hidden states [T, hidden] (later ones) -> hidden states [T, hidden]."""
         if self.is_first:
-            x = self._body.embed_tokens(x).to(self.dtype)
-        out = self._engine(
-            inputs_embeds=x[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            step=step,
-            cache=self.cache,
-        )
-        result: torch.Tensor = out.last_hidden_state[0]
-        return result
+            x = self._embed(x).to(self.dtype)
+        return self._decoder(step, self.cache, x)
 
     @torch.inference_mode()
     def logits(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
@@ -108,7 +103,6 @@ def _body(
     config.num_hidden_layers = last - first
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[first:last]
-    config._attn_implementation = NAME
     with torch.device("meta"):
         body: Any = AutoModel.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
     if not is_first:
