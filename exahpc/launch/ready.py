@@ -85,7 +85,7 @@ def wait(
     sleep: Callable[[float], None],
     seconds: float | None = None,
 ) -> Iterator[Progress]:
-    """Looks twice a second until all wanted replicas are ready.
+    """Looks twice a second until all wanted replicas are ready and an entry listens.
 
     ended: why the deployment can never be ready (all its processes or jobs are gone), else None.
     Raises ExahpcError with that reason, or when `seconds` are over.
@@ -95,6 +95,10 @@ def wait(
     while True:
         reply = look(folder)
         shown = progress(reply, told) if reply else Progress(0, wanted, 0, 4 * wanted, "waiting for the head")
+        if shown.is_ready and folder.endpoint() is None:  # nobody could ask them yet
+            shown = msgspec.structs.replace(
+                shown, ready=0, done=shown.total - 1, text=f"{shown.text}, no entry yet"
+            )
         yield shown
         if shown.is_ready:
             return

@@ -10,7 +10,7 @@ import pytest
 from exahpc.errors import ExahpcError
 from exahpc.launch import ready
 from exahpc.wire import messages as m
-from exahpc.wire.folder import Folder
+from exahpc.wire.folder import Endpoint, Folder
 
 
 def reply(*phases: m.ReplicaPhase, wanted: int, story: str = "", notes: tuple[str, ...] = ()) -> m.StatusReply:
@@ -46,10 +46,17 @@ def test_a_story_is_told_once() -> None:
 
 
 def run(
-    answers: list[m.StatusReply | None], ended: list[str | None], seconds: float | None = None
+    answers: list[m.StatusReply | None],
+    ended: list[str | None],
+    seconds: float | None = None,
+    endpoints: list[Endpoint | None] | None = None,
 ) -> list[ready.Progress]:
     now = iter(float(n) for n in range(1000))
-    with mock.patch.object(ready, "look", side_effect=answers):
+    found = endpoints or [Endpoint("https://n1:8000/v1", None)]
+    with (
+        mock.patch.object(ready, "look", side_effect=answers),
+        mock.patch.object(Folder, "endpoint", side_effect=found),
+    ):
         return list(
             ready.wait(
                 Folder(Path("/nowhere")), 1, ended=iter(ended).__next__, clock=lambda: next(now),
@@ -61,6 +68,12 @@ def run(
 def test_waiting_ends_with_ready() -> None:
     looks = run([None, reply("loading", wanted=1), reply("ready", wanted=1)], [None, None])
     assert [look.text for look in looks] == ["waiting for the head", "1 loading", "1 ready"]
+
+
+def test_replicas_that_nobody_can_ask_are_not_ready() -> None:
+    looks = run([reply("ready", wanted=1)] * 2, [None], endpoints=[None, Endpoint("https://n1:8000/v1", None)])
+    assert [look.text for look in looks] == ["1 ready, no entry yet", "1 ready"]
+    assert looks[0].done < looks[0].total
 
 
 def test_waiting_ends_when_everything_is_gone() -> None:
