@@ -13,6 +13,9 @@ from exahpc.wire import messages as m
 from exahpc.wire.folder import Endpoint, Folder
 
 
+HERE = Endpoint("https://n1:8000/v1", "n1", 8000, None)
+
+
 def reply(*phases: m.ReplicaPhase, wanted: int, story: str = "", notes: tuple[str, ...] = ()) -> m.StatusReply:
     states = [m.ReplicaState(slot, 1, phase, story=story) for slot, phase in enumerate(phases)]
     agent = m.AgentStatus("a", 0, "n1", "", "", True, 0.0, 0, states)
@@ -52,7 +55,7 @@ def run(
     endpoints: list[Endpoint | None] | None = None,
 ) -> list[ready.Progress]:
     now = iter(float(n) for n in range(1000))
-    found = endpoints or [Endpoint("https://n1:8000/v1", None)]
+    found = endpoints or [HERE]
     with (
         mock.patch.object(ready, "look", side_effect=answers),
         mock.patch.object(Folder, "endpoint", side_effect=found),
@@ -71,7 +74,7 @@ def test_waiting_ends_with_ready() -> None:
 
 
 def test_replicas_that_nobody_can_ask_are_not_ready() -> None:
-    looks = run([reply("ready", wanted=1)] * 2, [None], endpoints=[None, Endpoint("https://n1:8000/v1", None)])
+    looks = run([reply("ready", wanted=1)] * 2, [None], endpoints=[None, HERE])
     assert [look.text for look in looks] == ["1 ready, no entry yet", "1 ready"]
     assert looks[0].done < looks[0].total
 
