@@ -1,1 +1,3 @@
-"""TODO"""
+"""Everything that touches tensors: a `stage` of the model on one rank, loaded from a memory-mapped `checkpoint`, split
+by DeepSpeed's AutoTP over a `group` of ranks; `attention` over the slot cache, and the `sampler`.
+"""

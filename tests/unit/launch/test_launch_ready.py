@@ -12,7 +12,6 @@ from exahpc.launch import ready
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Endpoint, Folder
 
-
 HERE = Endpoint("https://n1:8000/v1", "n1", 8000, None)
 
 

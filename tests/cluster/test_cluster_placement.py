@@ -1,0 +1,87 @@
+"""The head where it is no job of its own: in the first task of a pool, or as a process of this machine.
+
+Both with environment modules that the site has and the submitter's shell does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exahpc.slurm.jobbook import JobBook
+from tests.cluster.conftest import DevCluster, why_not
+from tests.live import Live, processes_of, until
+from tests.tiny import make_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+TOML = """
+name = "placed"
+[model]
+path = "{model}"
+dtype = "float32"
+context = 512
+[slurm]
+partition = "main"
+time = "1:00:00"
+[[pool]]
+name = "a"
+max_sequences = 4
+[head]
+placement = "{placement}"
+entries = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[DevCluster]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    cluster = DevCluster("pl", 2)
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="exahpc-placed-", dir="/var/tmp"))
+    make_model(made / "models" / "tiny", layers=2)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.mark.parametrize("placement", ["first-task", "local"])
+def test_a_head_without_a_job_of_its_own_serves_comes_back_and_leaves_nothing(
+    nodes: DevCluster, home: Path, placement: str
+) -> None:
+    live = Live(home, "placed", {"SLURM_CONF": nodes.conf})
+    try:
+        live.up(TOML.format(model=home / "models" / "tiny", placement=placement))
+        assert JobBook.load(live.folder.path).head is None
+        (job,) = nodes.run("squeue", "-h", "-r", "-o", "%F").split()
+        assert [job] == JobBook.load(live.folder.path).pools["a"]
+        record, agent = live.folder.head(), live.agent("a", 0)
+        assert record is not None
+        assert agent is not None
+        assert (record.host == agent.node) is (placement == "first-task")
+        text = live.stream("hello", 20)
+        assert len(text) == 20
+
+        kill = ("pkill", "-9", "-f", f"exahpc.broker --folder {live.folder.path}")
+        nodes.exec(record.host, *kill) if placement == "first-task" else nodes.run(*kill)
+        until("a broker of a higher epoch answers", lambda: (s := live.status()) and s.epoch > record.epoch, 30)
+        until("the replica is ready again", lambda: live.ready() == 1, 60)
+        assert live.stream("hello", 20) == text
+
+        live.run("down", "placed")
+        assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job"
+        until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
+    finally:
+        live.run("down", "placed", "--seconds", "0", check=False)
+        nodes.clear()
