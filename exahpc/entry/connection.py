@@ -1,54 +1,289 @@
-"""uvicorn's HTTP connection with bounds: on unread output, on the time to send a request, and errors as JSON.
+"""One client connection: requests in, parsed by httptools; answers out, each piece in one write.
 
-The application finds the connection in its scope (`scope["connection"]`), to write without waiting.
+uvicorn accepts connections, speaks TLS and ends the server in order; this class takes the place of its ASGI
+protocol, whose scope, task and events for each request cost as much as all the rest of an entry.
+Nothing here waits: the application is called when a request is complete, and answers when it has something to say.
+
+Requests of one connection are answered one after the other. While one is, the connection stops reading at the next
+one's head, so what a client sends ahead waits in the kernel. All bounds on a client are kept here: on a head, on a
+body, on unread output, and on the time it takes to send.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
 
-from exahpc.openai.errors import error_body
+from exahpc.entry import http1
+from exahpc.entry.http1 import Request
+from exahpc.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 60.0
 """Longest time from the first byte of a request (or from connecting) to its last byte."""
+KEEP_ALIVE_SECONDS = 75.0
+MAX_HEAD_BYTES = 65536
 
 
-class Connection(HttpToolsProtocol):
-    """One client connection. buffer_bytes: unsent bytes before writing counts as paused."""
+class Application(Protocol):
+    """What a connection needs of `app.Gateway`."""
 
-    buffer_bytes = 2**20
-    deadline = math.inf
+    buffer_bytes: int
+    """Unsent bytes before writing counts as paused."""
+    body_bytes: int
+
+    def admit(self, request: Request) -> None:
+        """Judge a request by its head. Raises RequestError."""
+
+    def serve(self, request: Request, connection: Connection) -> Callable[[], None] | None:
+        """Answer a complete request, now or later. Returns what to call if its client leaves before the end.
+
+        Raises RequestError.
+        """
+
+
+class Connection(asyncio.Protocol):
+    """Made by uvicorn's server for each client. paused: the client does not read, and the buffer is full."""
+
+    _fields: object = None  # header fields of all answers: uvicorn replaces the list once a second ...
+    _lines = b""  # ... and this is what it reads as
+
+    def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
+        self._app: Application = config.app
+        self._server = server_state
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: Any = None
+        self.paused = False
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._deaf = False  # what comes from now on is no request
+        self._target = b""
+        self._head: dict[bytes, bytes] | None = None  # while a head is being read
+        self._head_bytes = 0
+        self._reading: Request | None = None  # its head is here, its body is not
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._current: Request | None = None  # whose turn it is to be answered
+        self._ahead: deque[Request] = deque()  # sent before the current one was answered
+        self._left: Callable[[], None] | None = None
+        self._deadline = self.loop.time() + REQUEST_SECONDS
+
+    # --- the transport ---
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        # uvloop sets TCP_NODELAY itself; only the bound on unread output is ours
-        transport.set_write_buffer_limits(high=self.buffer_bytes)
-        self.deadline = self.loop.time() + REQUEST_SECONDS
+        transport.set_write_buffer_limits(high=self._app.buffer_bytes)  # uvloop sets TCP_NODELAY itself
+        self.transport = transport
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._deaf, self._parser = True, None
+        self._ahead.clear()
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        head = self._head
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._deaf = True  # that request was refused, and its connection closes
+        except httptools.HttpParserError:
+            self._broken(RequestError("this is no request of HTTP/1.1", code="bad_http"))
+        if head is not None and head is self._head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                message = f"the head of a request has at most {MAX_HEAD_BYTES} bytes here"
+                self._broken(RequestError(message, status=431, code="head_too_large"))
+
+    def _broken(self, error: RequestError) -> None:
+        """Nothing that comes from now on can be understood. What is being answered is answered to its end."""
+        self._deaf, self._head = True, None
+        self._ahead.clear()
+        request = self._current
+        if request is None:
+            request = self._current = Request(b"", b"/", {})
+        request.keep_alive = False
+        if request.answered:
+            self.transport.close()
+        elif not request.complete:
+            self.refuse(error)
+
+    # --- the parser ---
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
-        self.deadline = self.loop.time() + REQUEST_SECONDS
+        self._target, self._head, self._head_bytes = b"", {}, 0
+        self._deadline = self.loop.time() + REQUEST_SECONDS
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in http1.WANTED and self._head is not None:  # None: a field behind the body
+            self._head[name] = value
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        request = Request(parser.get_method(), self._target, self._head or {})
+        self._head, self._reading = None, request
+        request.keep_alive = parser.should_keep_alive()
+        request.legacy = parser.get_http_version() != "1.1"
+        try:
+            if parser.should_upgrade():
+                request.keep_alive = False
+                raise RequestError("this server speaks HTTP/1.1 only: send no Upgrade", code="no_upgrade")
+            self._app.admit(request)
+        except RequestError as error:
+            request.error = error
+        if self._current is None:
+            self._turn(request)
+        else:
+            self._ahead.append(request)
+            self.transport.pause_reading()
+
+    def on_body(self, data: bytes) -> None:
+        request = self._reading
+        if request is None or request.error is not None:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self._app.body_bytes:
+            request.error = too_large(self._size, self._app.body_bytes)
+            if request is self._current:
+                self.refuse(request.error)
 
     def on_message_complete(self) -> None:
-        self.deadline = math.inf
-        super().on_message_complete()
+        request, parts = self._reading, self._parts
+        self._reading, self._parts, self._size = None, [], 0
+        if request is None:
+            return
+        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        request.complete = True
+        if request is self._current:
+            if request.answered:
+                self._proceed()
+            else:
+                self._serve(request)
+
+    # --- one request after the other ---
+
+    def _turn(self, request: Request) -> None:
+        """It is the one to be answered now."""
+        self._current = request
+        if request.error is not None:
+            request.keep_alive &= not request.expects  # whether its body will come is anybody's guess
+            self.refuse(request.error)
+        elif request.complete:
+            self._serve(request)
+        elif request.expects:
+            self.transport.write(http1.CONTINUE)
+
+    def _serve(self, request: Request) -> None:
+        try:
+            self._left = self._app.serve(request, self)
+        except RequestError as error:
+            self.refuse(error)
+        except Exception:
+            log.exception("a request failed")
+            request.keep_alive = False
+            self.refuse(RequestError("internal error", status=500, type="server_error"))
+
+    def _proceed(self) -> None:
+        """The current request is complete and answered."""
+        self._current = None
+        self._deadline = self.loop.time() + KEEP_ALIVE_SECONDS
+        if self._ahead:
+            self._current = self._ahead.popleft()
+            self.loop.call_soon(self._go_on)  # not at once: there may be thousands
+
+    def _go_on(self) -> None:
+        if self._current is not None and not self.transport.is_closing():
+            if not self._ahead:
+                self.transport.resume_reading()
+            self._turn(self._current)
 
     def overdue(self, now: float) -> bool:
-        """The client takes too long to send its request. Not so when we do not read it."""
-        return now > self.deadline and not self.flow.read_paused
+        """The client takes too long to send its request, or the next one."""
+        return now > self._deadline and (self._current is None or not self._current.complete)
 
-    def send_400_response(self, msg: str) -> None:
-        body = error_body(msg, "invalid_request_error", None, "bad_http")
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        if self.cycle is None or self.cycle.response_complete:  # else it would fall into a running answer
-            self.transport.write(STATUS_LINE[400] + head + body)
+    def shutdown(self) -> None:
+        """The server ends: finish what is being answered, then close. uvicorn calls this."""
+        if self._current is None:
+            self.transport.close()
+        else:
+            self._current.keep_alive = False
+
+    # --- answers to the current request ---
+
+    def respond(self, status: int, body: bytes, head: bytes = http1.JSON) -> None:
+        """A whole answer. head: header lines."""
+        request = self._asked()
+        self.transport.write(http1.whole(request, status, self._common(), head, body))
+        self._answered(request)
+
+    def refuse(self, error: RequestError, head: bytes = b"") -> None:
+        """An error as a whole answer. head: more header lines."""
+        request = self._asked()
+        self.transport.write(http1.error(request, error, self._common(), head))
+        self._answered(request)
+
+    def begin(self, head: bytes) -> bytes:
+        """Begin an answer that comes piece by piece. Returns its head, to go with the first piece."""
+        request = self._asked()
+        request.keep_alive &= not request.legacy  # the end of the connection is the end of the answer
+        return http1.begin(request, self._common(), head)
+
+    def piece(self, data: bytes, before: bytes = b"") -> None:
+        """Part of an answer that was begun. before: what `begin` returned."""
+        self.transport.write(http1.piece(self._asked(), data, before))
+
+    def end(self, data: bytes, before: bytes = b"") -> None:
+        """The last part of an answer that was begun."""
+        request = self._asked()
+        self.transport.write(http1.last(request, data, before))
+        self._answered(request)
+
+    def close(self) -> None:
+        """Close when what was written is sent."""
         self.transport.close()
 
+    def _asked(self) -> Request:
+        assert self._current is not None, "an answer to nobody"
+        return self._current
 
-def bounded(buffer_bytes: int) -> type[Connection]:
-    """The connection class with this bound on unread output."""
-    return type("BoundedConnection", (Connection,), {"buffer_bytes": buffer_bytes})
+    def _answered(self, request: Request) -> None:
+        request.answered = True
+        self._left = None
+        if not request.keep_alive:
+            self._deaf = True
+            self.transport.close()
+        elif request.complete:
+            self._proceed()
+
+    def _common(self) -> bytes:
+        fields = self._server.default_headers
+        if fields is not Connection._fields:
+            Connection._fields = fields
+            Connection._lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+        return Connection._lines
+
+
+def too_large(size: int, most: int) -> RequestError:
+    """413."""
+    message = f"the request body has {size} bytes or more; at most {most} are taken (limits.max_body_bytes)"
+    return RequestError(message, status=413, code="body_too_large")

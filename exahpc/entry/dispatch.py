@@ -72,9 +72,10 @@ class Dispatch:
         """Its client went away."""
         self.perform(self.desk.cancel(record, "the client left", self._loop.time()))
 
-    def abandon(self, record: Record, error: RequestError) -> None:
-        """End a request with an error from our side."""
-        self.perform(self.desk.abandon(record, error, self._loop.time()))
+    def abandon_all(self, error: RequestError) -> None:
+        """End every request with an error from our side."""
+        for record in list(self.desk.ledger.records.values()):
+            self.perform(self.desk.abandon(record, error, self._loop.time()))
 
     # --- messages ---
 

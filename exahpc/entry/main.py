@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import signal
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -14,10 +14,11 @@ import uvloop
 from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
 from exahpc.entry.app import Gateway
-from exahpc.entry.connection import Connection, bounded
+from exahpc.entry.connection import Connection
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.keys import Keys
 from exahpc.entry.listen import BACKLOG, Listener, listen
+from exahpc.errors import RequestError
 from exahpc.wire import link
 from exahpc.wire.folder import Folder
 
@@ -25,10 +26,10 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10
 """Time that running requests have after TERM."""
+_LAST_BYTES = 0.05  # seconds for the errors of requests that outlast that time
 _DESCRIPTORS = 65536
 _FEW_DESCRIPTORS = 4096
 _KEYS_EVERY = 2.0
-_KEEP_ALIVE_SECONDS = 75
 
 
 def run(folder: Folder, index: int) -> None:
@@ -63,6 +64,8 @@ async def _serve(deployment: Deployment, folder: Folder, keys: Keys, listener: L
         await server.serve(sockets=[listener.sock])
     finally:
         chores.cancel()
+        gateway.dispatch.abandon_all(RequestError("this server is shutting down", status=503, type="server_error"))
+        await asyncio.sleep(_LAST_BYTES)
         gateway.dispatch.close()
     log.info("entry %d has ended", index)
 
@@ -72,8 +75,8 @@ def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvi
     if listener.tls is not None:
         tls = {"ssl_certfile": str(listener.tls.certificate), "ssl_keyfile": str(listener.tls.key)}
     return uvicorn.Config(
-        gateway,
-        http=bounded(deployment.limits.stream_buffer_bytes),
+        cast(Any, gateway),  # no ASGI: only `Connection` calls it
+        http=Connection,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -82,7 +85,6 @@ def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvi
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         **tls,
     )

@@ -1,0 +1,107 @@
+"""Requests and answers of HTTP/1.1 as values and bytes. Pure; `connection` moves them."""
+
+from __future__ import annotations
+
+import http
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from exahpc.errors import RequestError
+from exahpc.openai.errors import error_body
+
+JSON = b"content-type: application/json\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WANTED = frozenset((b"authorization", b"content-length", b"expect"))
+"""Header fields that a request keeps."""
+
+_STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
+_CLOSE = b"connection: close\r\n"
+_RETRY = b"retry-after: 2\r\n"
+_BEARER = b"www-authenticate: Bearer\r\n"
+
+
+class Request:
+    """What a client asks, and how far it is.
+
+    path: without the query, percent signs decoded; length: announced size of the body in bytes; expects: the
+    client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy: HTTP/1.0,
+    which knows no chunks; body: whole when `complete`; error: why its head or size refused it; answered: the last
+    byte of its answer was written.
+    """
+
+    __slots__ = (
+        "answered",
+        "authorization",
+        "body",
+        "complete",
+        "error",
+        "expects",
+        "keep_alive",
+        "legacy",
+        "length",
+        "method",
+        "path",
+    )
+
+    def __init__(self, method: bytes, target: bytes, head: dict[bytes, bytes]) -> None:
+        """target: as sent; head: the fields of WANTED, names in lower case."""
+        self.method, self.path = method, _path(target)
+        self.authorization = head.get(b"authorization")
+        self.length = int(head.get(b"content-length", 0))
+        self.expects = b"expect" in head
+        self.keep_alive, self.legacy = True, False
+        self.body = b""
+        self.complete = self.answered = False
+        self.error: RequestError | None = None
+
+
+def _path(target: bytes) -> bytes:
+    if target[:1] == b"/" and b"?" not in target and b"%" not in target:
+        return target
+    try:
+        return unquote_to_bytes(httptools.parse_url(target).path or b"/")
+    except httptools.HttpParserInvalidURLError:  # "*", or the host and port of a CONNECT
+        return target
+
+
+def whole(request: Request, status: int, common: bytes, head: bytes, body: bytes) -> bytes:
+    """An answer of known length. common, head: header lines; the length and "close" are added."""
+    close = b"" if request.keep_alive else _CLOSE
+    shown = b"" if request.method == b"HEAD" else body
+    parts = (_STATUS[status], common, head, len(body), close, shown)
+    return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % parts
+
+
+def error(request: Request, found: RequestError, common: bytes, head: bytes = b"") -> bytes:
+    """An error as an answer of its own."""
+    head += JSON
+    if found.status in (429, 503):
+        head += _RETRY
+    elif found.status == 401:
+        head += _BEARER
+    body = error_body(found.message, found.type, found.param, found.code)
+    return whole(request, found.status, common, head, body)
+
+
+def begin(request: Request, common: bytes, head: bytes) -> bytes:
+    """The head of an answer that comes piece by piece."""
+    close = b"" if request.keep_alive else _CLOSE
+    chunked = b"" if request.legacy else b"transfer-encoding: chunked\r\n"
+    return b"%b%b%b%b%b\r\n" % (_STATUS[200], common, head, chunked, close)
+
+
+def piece(request: Request, data: bytes, before: bytes = b"") -> bytes:
+    """A piece (not empty) of an answer that was begun. before: its head, with the first one."""
+    if request.legacy:
+        return before + data
+    return b"%b%x\r\n%b\r\n" % (before, len(data), data)
+
+
+def last(request: Request, data: bytes, before: bytes = b"") -> bytes:
+    """The last piece, which may be empty."""
+    if request.legacy:
+        return before + data
+    if not data:
+        return before + b"0\r\n\r\n"
+    return b"%b%x\r\n%b\r\n0\r\n\r\n" % (before, len(data), data)
