@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -81,3 +82,20 @@ def generate(folder: Path, wanted: list[tuple[list[int], int]]) -> list[list[int
         )
         answers.append(out[0].tolist()[len(ids) :])
     return answers
+
+
+def admit(sequence: int, ids: list[int], new: int, **more: Any) -> dict[str, Any]:
+    """One sequence for grid_program.py."""
+    plain = {"position": 0, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stream": 0, "stop_ids": []}
+    return {"sequence": sequence, "ids": ids, "new": new, **plain, **more}
+
+
+def run(tp: int, pp: int, cases: list[dict[str, Any]], where: Path) -> list[dict[str, Any]]:
+    """What one start of tp x pp ranks gives for all cases: {sequence: [tokens, reason]} each."""
+    script = where / "script.json"
+    script.write_text(json.dumps(cases))
+    done = ranks(tp * pp, HERE / "grid_program.py", str(tp), str(pp), script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
+    found: list[dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    return found

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, KINDS, NEW, prompts, ranks
+from mpi_helpers import KINDS, NEW, admit, prompts, run
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2))
-
-
-def admit(sequence: int, ids: list[int], new: int, **more: Any) -> dict[str, Any]:
-    plain = {"position": 0, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stream": 0, "stop_ids": []}
-    return {"sequence": sequence, "ids": ids, "new": new, **plain, **more}
-
-
-def run(tp: int, pp: int, cases: list[dict[str, Any]], where: Path) -> list[dict[str, Any]]:
-    script = where / "script.json"
-    script.write_text(json.dumps(cases))
-    done = ranks(tp * pp, HERE / "grid_program.py", str(tp), str(pp), script)
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    found: list[dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
-    return found
 
 
 def mixed(models: Path, kind: str, number: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import deepspeed.comm
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
 from torch import nn
@@ -86,6 +85,8 @@ def _plain(multiply: Product) -> Callable[[Any, torch.Tensor], torch.Tensor]:
 
 
 def _reduced(multiply: Product, bias: Any, group: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    import deepspeed.comm
+
     alone = group is None or deepspeed.comm.get_world_size(group) == 1
 
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
