@@ -19,7 +19,7 @@ from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError
 from exahpc.slurm.api import SlurmClient
-from exahpc.wire.address import host_address
+from exahpc.wire.address import head_address
 from exahpc.wire.folder import Folder
 
 _log = logging.getLogger("exahpc.broker")
@@ -35,10 +35,10 @@ def _connect() -> SlurmClient:
 
 def _broker(folder: Folder, deployment: Deployment) -> Broker:
     if deployment.launcher.kind == "local":
-        return Broker(folder, deployment, host_address(deployment.launcher), None)
+        return Broker(folder, deployment, head_address(deployment), None)
     from exahpc.broker.cluster import Cluster
 
-    return Broker(folder, deployment, host_address(deployment.launcher), Cluster(deployment, folder, _connect))
+    return Broker(folder, deployment, head_address(deployment), Cluster(deployment, folder, _connect))
 
 
 def _requeue_head(deployment: Deployment) -> None:

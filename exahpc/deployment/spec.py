@@ -130,6 +130,9 @@ class Head(Frozen, frozen=True):
     """"auto": TLS unless bound to loopback."""
     slurm: SlurmResources = SlurmResources()
     """Resources of the head's job, where they differ from [slurm]."""
+    interface: str | None = None
+    """Network interface whose address broker and entries publish, where the head's machine (a login node) names it
+    otherwise than the nodes; default: `launcher.interface`."""
 
 
 class Limits(Frozen, frozen=True):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import LinkError
-from exahpc.wire.address import LOOPBACK, host_address
+from exahpc.wire.address import LOOPBACK, head_address
 from exahpc.wire.folder import Endpoint, Folder, runtime_directory
 from exahpc.wire.tls import ensure_authority, issue_server
 
@@ -55,7 +55,7 @@ def listen(deployment: Deployment, folder: Folder, index: int) -> Listener:
     Raises LinkError when the address cannot be bound, or living siblings published no endpoint.
     """
     bind = bind_address(deployment)
-    host = host_address(deployment.launcher) if _is_any(bind) else bind
+    host = head_address(deployment) if _is_any(bind) else bind
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     secure = uses_tls(deployment, bind)
     place = _Place(runtime_directory(folder.path, node))

@@ -7,7 +7,7 @@ import fcntl
 import socket
 import struct
 
-from exahpc.deployment.spec import Launcher
+from exahpc.deployment.spec import Deployment, Launcher
 from exahpc.errors import LinkError
 
 _SIOCGIFADDR = 0x8915
@@ -21,21 +21,27 @@ def host_address(launcher: Launcher) -> str:
     Raises LinkError when the interface has no address, or the host name leads to no address of this node.
     """
     if launcher.interface:
-        return _of_interface(launcher.interface)
+        return _of_interface("launcher.interface", launcher.interface)
     if launcher.kind == "local":
         return LOOPBACK
     return _of_hostname(socket.gethostname())
 
 
-def _of_interface(name: str) -> str:
+def head_address(deployment: Deployment) -> str:
+    """The same for broker and entries: of `head.interface` when named. Raises LinkError."""
+    if deployment.head.interface:
+        return _of_interface("head.interface", deployment.head.interface)
+    return host_address(deployment.launcher)
+
+
+def _of_interface(key: str, name: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         except OSError as error:
             known = ", ".join(found for _, found in socket.if_nameindex())
             raise LinkError(
-                f"launcher.interface = {name!r} has no IPv4 address here ({error.strerror}); "
-                f"interfaces of this node: {known}"
+                f"{key} = {name!r} has no IPv4 address here ({error.strerror}); interfaces of this node: {known}"
             ) from None
     return socket.inet_ntoa(answer[20:24])
 
@@ -48,4 +54,6 @@ def _of_hostname(name: str) -> str:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: asks the kernel which address leads out
         return str(probe.getsockname()[0])
-    raise LinkError(f"host name {name!r} leads to no address: set launcher.interface to the fabric's interface")
+    raise LinkError(
+        f"host name {name!r} leads to no address: set launcher.interface (or head.interface) to the fabric's"
+    )

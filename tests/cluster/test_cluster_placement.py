@@ -1,6 +1,6 @@
 """The head where it is no job of its own: in the first task of a pool, or as a process of this machine.
 
-Both with environment modules that the site has and the submitter's shell does not.
+This machine reaches the nodes through the cluster's bridge, as a login node does through its fabric's interface.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ max_sequences = 4
 [head]
 placement = "{placement}"
 entries = 1
+{more}
 """
 
 
@@ -56,13 +57,13 @@ def home() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.parametrize("placement", ["first-task", "local"])
+@pytest.mark.parametrize(("placement", "more"), [("first-task", ""), ("local", 'interface = "pl-br"')])
 def test_a_head_without_a_job_of_its_own_serves_comes_back_and_leaves_nothing(
-    nodes: DevCluster, home: Path, placement: str
+    nodes: DevCluster, home: Path, placement: str, more: str
 ) -> None:
     live = Live(home, "placed", {"SLURM_CONF": nodes.conf})
     try:
-        live.up(TOML.format(model=home / "models" / "tiny", placement=placement))
+        live.up(TOML.format(model=home / "models" / "tiny", placement=placement, more=more))
         assert JobBook.load(live.folder.path).head is None
         (job,) = nodes.run("squeue", "-h", "-r", "-o", "%F").split()
         assert [job] == JobBook.load(live.folder.path).pools["a"]
