@@ -78,7 +78,10 @@ class Agent(Ticker):
         return m.AgentRoute("a", self._task, 1, self._server.address, [m.Route(self._task, 1, 100_000)])
 
     def _on(self, peer: bytes, message: m.EntryToAgent) -> None:
-        if isinstance(message, m.Cancel):
+        if isinstance(message, m.Submits):
+            for submit in message.submits:
+                self._on(peer, submit)
+        elif isinstance(message, m.Cancel):
             self._streams.pop(message.request, None)
         elif message.stream:
             self._streams[message.request] = [peer, message.attempt, 0, _body(message.body).max_tokens]

@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from exahpc.wire import link
-from exahpc.wire.messages import Busy, EntryToAgent, Message, Room
+from exahpc.wire.messages import Busy, EntryToAgent, Message, Room, Submits
 
 ROOM_SECONDS = 0.05
 _WORTH = 64  # tokens: smaller changes of a slot's load are not worth a message ...
@@ -52,7 +52,8 @@ class Entries:
 
     def _heard(self, peer: bytes, message: Any) -> None:
         self._peers.add(peer)
-        self._on_message(peer, message)
+        for one in message.submits if isinstance(message, Submits) else (message,):
+            self._on_message(peer, one)
 
     def send(self, peer: bytes, message: Message) -> None:
         if not self._server.send(peer, message):

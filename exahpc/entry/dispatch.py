@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import random
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import assert_never
@@ -19,6 +18,7 @@ from exahpc.entry.desk import Desk
 from exahpc.entry.exchange import Exchange
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
+from exahpc.entry.outbox import Outbox
 from exahpc.errors import RequestError
 from exahpc.wire import link
 from exahpc.wire import messages as m
@@ -49,6 +49,7 @@ class Dispatch:
         self._index, self._url = index, url
         self._loop = asyncio.get_running_loop()
         self._links: dict[AgentKey, link.Client] = {}
+        self._outbox = Outbox(self._tell, self._unsent)
         self._release: asyncio.TimerHandle | None = None
         self._next_beat = 0.0
         self._broker = link.Client(
@@ -137,6 +138,15 @@ class Dispatch:
 
     # --- links ---
 
+    def _tell(self, agent: Agent, message: m.EntryToAgent) -> bool:
+        client = self._links.get(agent.key)
+        return client is not None and client.send(message)
+
+    def _unsent(self, agent: Agent, submits: list[m.Submit]) -> None:
+        """These did not leave: decide again."""
+        for submit in submits:
+            self.perform(self.desk.unsent(agent, submit, self._loop.time()))
+
     def _connect(self, agent: Agent) -> None:
         old = self._links.pop(agent.key, None)
         if old is not None:
@@ -157,6 +167,7 @@ class Dispatch:
         self.perform(self.desk.link_up(agent, self._loop.time()))
 
     def _link_lost(self, agent: Agent) -> None:
+        self._outbox.forget(agent)
         before = self.desk.counts.resent
         self.perform(self.desk.link_lost(agent, self._loop.time()))
         log.warning(
@@ -168,15 +179,11 @@ class Dispatch:
     # --- actions and time ---
 
     def perform(self, actions: Iterable[Action]) -> None:
-        """Do what the desk decided; a Submit that does not leave is decided again."""
-        todo = deque(actions)
-        while todo:
-            action = todo.popleft()
+        """Do what the desk decided."""
+        for action in actions:
             match action:
                 case Tell(agent=agent, message=message):
-                    client = self._links.get(agent.key)
-                    if (client is None or not client.send(message)) and isinstance(message, m.Submit):
-                        todo.extend(self.desk.unsent(agent, message, self._loop.time()))
+                    self._outbox.put(agent, message)
                 case Finish(record=record, data=data):
                     record.client.finish(data)
                 case Refuse(record=record, error=error):

@@ -57,6 +57,12 @@ class Submit(Message, frozen=True):
     first: bool = True
 
 
+class Submits(Message, frozen=True):
+    """entry -> agent: requests that came in the same moment, in order. Each stands for itself."""
+
+    submits: list[Submit]
+
+
 class Cancel(Message, frozen=True):
     """entry -> agent: the client left, or its deadline passed; free the sequences within one step."""
 
@@ -482,7 +488,7 @@ class NoRoom(Message, frozen=True):
     reason: str
 
 
-EntryToAgent = Submit | Cancel
+EntryToAgent = Submit | Submits | Cancel
 AgentToEntry = Frames | Done | Failed | Busy | Room
 ToBroker = (
     AgentHello

@@ -46,6 +46,9 @@ class StubAgent:
 
     def _on(self, peer: bytes, message: m.EntryToAgent) -> None:
         match message:
+            case m.Submits(submits):
+                for submit in submits:
+                    self._on(peer, submit)
             case m.Submit():
                 self.submits.append(message)
                 if self.full or message.incarnation != self.replica:
