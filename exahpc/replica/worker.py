@@ -43,22 +43,24 @@ class Worker:
     def __init__(self, grid: Grid, stage: Stage, sequences: int, tokens: int) -> None:
         """sequences, tokens: the most rows and new tokens of one plan."""
         self._grid, self._stage = grid, stage
-        self._plan = bytearray(plans.most_bytes(sequences, tokens))
-        self._sending: deque[tuple[MPI.Request, torch.Tensor]] = deque()
+        self._size = plans.most_bytes(sequences, tokens)
+        self._sending: deque[tuple[MPI.Request, object]] = deque()  # with what they read
         self.step = 0
 
     # --- plans ----------------------------------------------------------------------------------------------
 
     def send(self, plan: Plan) -> None:
-        """Head rank: give `plan` to all ranks."""
+        """Head rank: give `plan` to all ranks. Does not wait for ranks that are busy with an earlier one."""
         if self._grid.world.size > 1:
-            plans.encode(plan, memoryview(self._plan))
-            wait(self._grid.world.Ibcast(self._plan, root=0))
+            data = bytearray(self._size)
+            plans.encode(plan, memoryview(data))
+            self._sending.append((self._grid.world.Ibcast(data, root=0), data))
 
     def receive(self) -> Plan:
         """Other ranks: the next plan."""
-        wait(self._grid.world.Ibcast(self._plan, root=0), IDLE_PER_RANK * self._grid.world.size)
-        return plans.decode(memoryview(self._plan))
+        data = bytearray(self._size)
+        wait(self._grid.world.Ibcast(data, root=0), IDLE_PER_RANK * self._grid.world.size)
+        return plans.decode(memoryview(data))
 
     # --- iterations -----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ def mixed(models: Path, kind: str, number: int) -> dict[str, Any]:
         admit(i, ids, new, at=chance.randrange(20), batch=chance.random() < 0.5)
         for i, (ids, new) in enumerate(zip(prompts(number), NEW, strict=True))
     ]
-    return {"folder": str(models / kind), "sequences": 5, "context": 1200, "chunk": 48, "admits": wanted}
+    return {"folder": str(models / kind), "sequences": 5, "context": 1200, "chunk": 96, "admits": wanted}
 
 
 def drawn(models: Path, others: bool) -> dict[str, Any]:
