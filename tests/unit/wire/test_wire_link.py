@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -202,3 +203,46 @@ def test_asking_nobody_is_a_link_error_in_time() -> None:
 
 def test_a_key_never_shows_its_secret() -> None:
     assert KEY.secret not in f"{KEY} {KEY!r}"
+
+
+def test_clients_that_lost_a_server_come_back_at_different_times_and_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of agents that knock in step would keep a new broker from ever answering."""
+
+    async def run() -> None:
+        waits: list[float] = []
+        loop = asyncio.get_running_loop()
+        real = loop.call_later
+
+        def noted(seconds: float, callback: Callable[..., Any], *arguments: Any) -> asyncio.TimerHandle:
+            if isinstance(getattr(callback, "__self__", None), link.Client):
+                waits.append(seconds)
+                seconds = 0.0
+            return real(seconds, callback, *arguments)
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        clients = [
+            link.Client(link.context(), KEY, lambda: None, m.ToBroker, print, longest_wait=2.0) for _ in range(20)
+        ]
+        await until(lambda: len(waits) >= 20 * 12)
+        for client in clients:
+            client.close()
+        first, last = waits[20:40], waits[-20:]
+        assert len(set(first)) == len(set(last)) == 20
+        assert max(first) <= 0.1
+        assert all(1.0 <= wait <= 2.0 for wait in last)
+
+    asyncio.run(run())
+
+
+def test_too_few_descriptors_are_raised_or_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(100, 1000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: limits.append(wanted))
+    link.require_descriptors(100)
+    assert limits == [(100, 1000)]
+    link.require_descriptors(500)
+    assert limits[-1] == (500, 1000)
+    with pytest.raises(LinkError, match="needs 1001 open files but the hard limit is 1000"):
+        link.require_descriptors(1001)
