@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -11,10 +12,20 @@ from click.testing import CliRunner, Result
 from exahpc.cli import main
 from exahpc.cli.common import memory
 from exahpc.deployment.parse import load
-from exahpc.launch import cluster, local
+from exahpc.launch import cluster, local, prepare
 from exahpc.slurm.scripts import directory
 
 JOBS = Path(__file__).parents[3] / "jobs"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +89,25 @@ def test_a_dry_run_prints_the_exact_command_lines_and_starts_nothing(home: Path)
     assert not home.exists()
 
 
+def test_a_dry_run_needs_no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).write_bytes(b"")
+    file = tmp_path / "d.toml"
+    file.write_text(f'name="d"\nmodel.path="{model}"\n[[pool]]\nname="a"\nreplicas=2\nslurm.extra=["--x=a b"]')
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = run("up", file, "--dry-run")
+    assert done.exit_code == 0, done.output
+    deployment = prepare.read(file)
+    expected = cluster.submissions(deployment, home / "d", directory()).values()
+    found = [tuple(shlex.split(line)) for line in done.output.splitlines() if line.startswith("sbatch ")]
+    assert found == [submission.argv() for submission in expected]
+    assert "weights" in done.output
+    assert not home.exists()
+
+
 def test_status_without_a_name_lists_what_there_is(home: Path) -> None:
     assert run("status").exit_code == 0
 
@@ -95,8 +125,6 @@ def test_every_ready_deployment_is_valid_and_has_command_lines(file: Path) -> No
 
 
 def test_no_command_line_holds_a_secret(home: Path, tmp_path: Path) -> None:
-    from exahpc.launch import prepare
-
     deployment = load((JOBS / "laptop.toml").read_text())
     folder, key = prepare.create(home / "laptop", deployment)
     secrets = [key or "", folder.fleet_key().secret]
