@@ -195,6 +195,40 @@ def test_other_tasks_keep_no_head(local: Local) -> None:
     assert not any("broker" in event for event in local.events())
 
 
+def site_with_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lmod and Environment Modules are found: a file that defines `module`."""
+    (home / "site" / "init").mkdir(parents=True)
+    (home / "site" / "init" / "bash").write_text(
+        f'module() {{ echo "module $*" >>{home}/events; export LOADED="${{LOADED:-}}$2 "; [ "$2" != broken ]; }}\n'
+    )
+    monkeypatch.setenv("MODULESHOME", str(home / "site"))
+
+
+@pytest.mark.parametrize("script", [("replica.sbatch", "--pool", "a", "--task", "0"), ("head.sbatch",)])
+def test_modules_are_loaded_in_order_before_anything_starts(
+    local: Local, monkeypatch: pytest.MonkeyPatch, script: tuple[str, ...]
+) -> None:
+    site_with_modules(local.home, monkeypatch)
+    local.run(*script, "--module", "mpi/4", "--module", "x")
+    process = "exahpc.agent" if "--pool" in script else "exahpc.broker"
+    local.sees(f"{process} start")
+    assert local.events()[:2] == ["module load mpi/4", "module load x"]
+    environment = Path(f"/proc/{local.pid(process)}/environ").read_bytes().split(b"\0")
+    assert b"LOADED=mpi/4 x " in environment
+    local.end(process, 0)
+    assert local.code() == 0
+
+
+def test_a_module_that_does_not_load_ends_the_script_with_its_name(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site_with_modules(local.home, monkeypatch)
+    local.run("replica.sbatch", "--pool", "a", "--task", "0", "--module", "broken", "--module", "x")
+    assert local.code() == 1
+    assert "module load broken failed on" in (local.home / "script.log").read_text()
+    assert local.events() == ["module load broken"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
