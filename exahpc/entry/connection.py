@@ -4,9 +4,9 @@ uvicorn accepts connections, speaks TLS and ends the server in order; this class
 protocol, whose scope, task and events for each request cost as much as all the rest of an entry.
 Nothing here waits: the application is called when a request is complete, and answers when it has something to say.
 
-Requests of one connection are answered one after the other. While one is, the connection stops reading at the next
-one's head, so what a client sends ahead waits in the kernel. All bounds on a client are kept here: on a head, on a
-body, on unread output, and on the time it takes to send.
+Requests of one connection are answered one after the other; what a client sends ahead of an answer waits. All
+bounds on a client are kept here: on heads, on bodies, on requests ahead, on unread output, and on the time it takes
+to send.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ REQUEST_SECONDS = 60.0
 """Longest time from the first byte of a request (or from connecting) to its last byte."""
 KEEP_ALIVE_SECONDS = 75.0
 MAX_HEAD_BYTES = 65536
+MOST_AHEAD = 8
+"""Requests sent ahead before we stop reading: who does not read does not notice that a client has gone."""
 
 
 class Application(Protocol):
@@ -154,7 +156,8 @@ class Connection(asyncio.Protocol):
             self._turn(request)
         else:
             self._ahead.append(request)
-            self.transport.pause_reading()
+            if len(self._ahead) > MOST_AHEAD:
+                self.transport.pause_reading()
 
     def on_body(self, data: bytes) -> None:
         request = self._reading
@@ -213,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         if self._current is not None and not self.transport.is_closing():
-            if not self._ahead:
+            if len(self._ahead) <= MOST_AHEAD:
                 self.transport.resume_reading()
             self._turn(self._current)
 
@@ -250,7 +253,11 @@ class Connection(asyncio.Protocol):
 
     def piece(self, data: bytes, before: bytes = b"") -> None:
         """Part of an answer that was begun. before: what `begin` returned."""
-        self.transport.write(http1.piece(self._asked(), data, before))
+        request = self._asked()
+        if request.legacy:
+            self.transport.write(before + data)
+        else:
+            self.transport.write(b"%b%x\r\n%b\r\n" % (before, len(data), data))
 
     def end(self, data: bytes, before: bytes = b"") -> None:
         """The last part of an answer that was begun."""

@@ -110,17 +110,16 @@ class Desk:
             if not ledger.accept(record, frame, now):
                 actions += [Tell(agent, Cancel(record.id)), *self._lost(record, "a frame was missing", now)]
                 continue
-            self._progress(record, len(frame.ids))
+            used = len(frame.ids) + record.prompt
+            if used > record.tokens:
+                used = record.tokens
+            record.prompt = 0
+            record.tokens -= used
+            if record.replica is not None:
+                record.replica.tokens -= used
             if record.out and not pending:
                 touched.append(record)
         return touched, actions
-
-    def _progress(self, record: Record, tokens: int) -> None:
-        used = min(record.tokens, tokens + record.prompt)
-        record.prompt = 0
-        record.tokens -= used
-        if record.replica is not None:
-            record.replica.tokens -= used
 
     def done(self, agent: Agent, message: Done, now: float) -> list[Action]:
         record = self.ledger.attempt_of(agent, message.request, message.attempt)

@@ -15,7 +15,6 @@ import zmq
 from exahpc.deployment.spec import Deployment
 from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
 from exahpc.entry.desk import Desk
-from exahpc.entry.exchange import Exchange
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
 from exahpc.entry.outbox import Outbox
@@ -92,7 +91,8 @@ class Dispatch:
             case m.Frames():
                 touched, actions = desk.frames(agent, message.frames, now)
                 for record in touched:
-                    self._write(record)
+                    if not record.client.write(record.take()):
+                        self._cut(record)
                 if actions:
                     self.perform(actions + desk.pump(now))
             case m.Done():
@@ -108,15 +108,10 @@ class Dispatch:
             case _:
                 assert_never(message)
 
-    def _write(self, record: Record) -> None:
-        out = record.out
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        exchange: Exchange = record.client
-        if not exchange.write(data):
-            log.warning("request %s is cut off: its client does not read", record.id)
-            self.perform(self.desk.cancel(record, "slow reader", self._loop.time()))
-            exchange.cut("the client reads too slowly (limits.stream_buffer_bytes)")
+    def _cut(self, record: Record) -> None:
+        log.warning("request %s is cut off: its client does not read", record.id)
+        self.perform(self.desk.cancel(record, "slow reader", self._loop.time()))
+        record.client.cut("the client reads too slowly (limits.stream_buffer_bytes)")
 
     def _from_broker(self, message: m.BrokerToEntry) -> None:
         match message:

@@ -91,13 +91,6 @@ def begin(request: Request, common: bytes, head: bytes) -> bytes:
     return b"%b%b%b%b%b\r\n" % (_STATUS[200], common, head, chunked, close)
 
 
-def piece(request: Request, data: bytes, before: bytes = b"") -> bytes:
-    """A piece (not empty) of an answer that was begun. before: its head, with the first one."""
-    if request.legacy:
-        return before + data
-    return b"%b%x\r\n%b\r\n" % (before, len(data), data)
-
-
 def last(request: Request, data: bytes, before: bytes = b"") -> bytes:
     """The last piece, which may be empty."""
     if request.legacy:

@@ -112,6 +112,13 @@ class Record:
         self.why = ""
         self._story: list[tuple[Event, object]] = []
 
+    def take(self) -> bytes:
+        """The bytes in `out`, which is empty then."""
+        out = self.out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
     def happen(self, event: Event, detail: object = "") -> None:
         """Move along the table. Raises StateError for an event that this phase does not know."""
         phase = TRANSITIONS.get((self.phase, event))

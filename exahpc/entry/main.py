@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -59,6 +60,7 @@ async def _serve(deployment: Deployment, folder: Folder, keys: Keys, listener: L
     )
     server = uvicorn.Server(_config(gateway, deployment, listener))
     chores = asyncio.create_task(_chores(server, keys))
+    gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
     log.info("entry %d serves %s at %s", index, deployment.served_name, listener.endpoint.url)
     try:
         await server.serve(sockets=[listener.sock])

@@ -17,7 +17,7 @@ import random
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
@@ -31,6 +31,7 @@ HEARTBEAT_MS = 2000
 HEARTBEAT_TIMEOUT_MS = 8000
 MAX_MESSAGE_BYTES = 64 * 2**20
 _DOMAIN = "exahpc"
+T = TypeVar("T")
 _BURST = 256  # messages handled before other callbacks of the loop get their turn
 
 
@@ -96,36 +97,43 @@ def _secure(sock: zmq.Socket[bytes], key: FleetKey | None) -> None:
     sock.set(zmq.RCVHWM, 100_000)
 
 
-class _Pump:
-    """Calls `handle(frames)` for every message of a socket, from its raw descriptor.
+class _Pump(Generic[T]):
+    """Calls `handle(receive(...))` for every message of a socket, from its raw descriptor.
 
-    The descriptor is edge-triggered: after each send and each burst the socket's events are looked at again.
+    The descriptor is edge-triggered: after sends and after each burst the socket's events are looked at again.
     """
 
-    def __init__(self, sock: zmq.Socket[bytes], handle: Callable[[list[bytes]], None]) -> None:
-        self._sock, self._handle = sock, handle
+    def __init__(self, sock: zmq.Socket[bytes], receive: Callable[[int], T], handle: Callable[[T], None]) -> None:
+        """receive: the socket's `recv` where messages have one frame, else its `recv_multipart`."""
+        self._sock, self._receive, self._handle = sock, receive, handle
         self._loop = asyncio.get_running_loop()
         self._fd = int(sock.get(zmq.FD))
         self._scheduled = False
         self._closed = False
-        self._loop.add_reader(self._fd, self._drain)
+        self._loop.add_reader(self._fd, self.drain)
         self.look()
 
     def look(self) -> None:
-        if not self._scheduled and not self._closed and int(self._sock.get(zmq.EVENTS)) & zmq.POLLIN:
+        """Look at the events at the end of this turn of the loop: once for all that is sent in it."""
+        if not self._scheduled and not self._closed:
             self._scheduled = True
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._look)
 
-    def _drain(self) -> None:
+    def _look(self) -> None:
         self._scheduled = False
+        if not self._closed and int(self._sock.get(zmq.EVENTS)) & zmq.POLLIN:
+            self.drain()
+
+    def drain(self) -> None:
+        """Handle what is there now, or the first part of it."""
         for _ in range(_BURST):
             if self._closed:
                 return
             try:
-                frames = self._sock.recv_multipart(zmq.NOBLOCK)
+                message = self._receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._handle(frames)
+            self._handle(message)
         self.look()
 
     def close(self) -> None:
@@ -164,7 +172,7 @@ class Server:
         self._sock.zap_domain = _DOMAIN.encode()
         self._sock.router_mandatory = True
         self.address = f"tcp://{host}:{self._bind(host, port)}"
-        self._pump = _Pump(self._sock, self._handle)
+        self._pump = _Pump(self._sock, self._sock.recv_multipart, self._handle)
 
     def _bind(self, host: str, port: int) -> int:
         if port:
@@ -225,8 +233,8 @@ class Client:
         self._longest, self._failures = longest_wait, 0
         self._loop = asyncio.get_running_loop()
         self._sock: zmq.Socket[bytes] | None = None
-        self._pump: _Pump | None = None
-        self._watch: _Pump | None = None
+        self._pump: _Pump[bytes] | None = None
+        self._watch: _Pump[list[bytes]] | None = None
         self._giving_up: asyncio.TimerHandle | None = None
         self.up = False
         self._closed = False
@@ -245,8 +253,9 @@ class Client:
         sock.set(zmq.RECONNECT_IVL, -1)  # reconnecting is ours: a new identity each time
         sock.set(zmq.HANDSHAKE_IVL, 10_000)
         self._sock = sock
-        self._watch = _Pump(sock.get_monitor_socket(), self._event)
-        self._pump = _Pump(sock, self._handle)
+        monitor = sock.get_monitor_socket()
+        self._watch = _Pump(monitor, monitor.recv_multipart, self._event)
+        self._pump = _Pump(sock, sock.recv, self._handle)
         self._giving_up = self._loop.call_later(12.0, self._drop)
         sock.connect(address)
 
@@ -266,9 +275,9 @@ class Client:
         ):
             self._drop()
 
-    def _handle(self, frames: list[bytes]) -> None:
+    def _handle(self, body: bytes) -> None:
         try:
-            message = self._decode(frames[-1])
+            message = self._decode(body)
         except msgspec.MsgspecError:
             return
         self._on_message(message)
@@ -301,7 +310,7 @@ class Client:
         if self._sock is None:
             return
         if self._pump is not None and self.up:
-            self._pump._drain()  # what arrived before the end is still good
+            self._pump.drain()  # what arrived before the end is still good
         if self._sock is None:  # a callback closed us
             return
         was_up, self.up = self.up, False

@@ -72,7 +72,7 @@ class Cancel(Message, frozen=True):
 # --- requests: agent -> entry ------------------------------------------------------------------------------
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Progress of one choice. The entry keeps ids and sent, and passes `data` on without decoding it.
 
     index: token ids emitted for this choice before this frame (a gap or overlap means a stale frame);
