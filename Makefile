@@ -92,7 +92,7 @@ tested: dev
 	    echo "== NOT TESTED: tests/cluster needs Slurm; ask for: slurm/devcluster/install core mpi (as root)"
 	fi
 
-test: check tested test-pyslurm ## everything that this machine can test
+test: check tested model test-pyslurm ## everything that this machine can test
 	@echo "== MPI, cluster and end-to-end tests"
 	marks="not long"
 	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
@@ -101,14 +101,14 @@ test: check tested test-pyslurm ## everything that this machine can test
 	fi
 	$(PYTEST) tests --ignore=tests/unit -m "$$marks"
 
-test-long: check tested ## also what takes many minutes
+test-long: check tested model ## also what takes many minutes
 	@$(PYTEST) tests
 
 test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in a root of its own
 	@echo "== pyslurm, in a Debian testing root (reports; fails only when the mistake is ours)"
 	tests/cluster/run-pyslurm-root </dev/null
 
-bench-%: dev ## measure NAME into bench/results/NAME.json
+bench-%: dev model ## measure NAME into bench/results/NAME.json
 	@$(PY) bench/$(subst -,_,$*).py
 
 docs: dev ## write docs/reference from the code

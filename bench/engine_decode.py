@@ -22,6 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import click
 import common
 
+from exahpc.launch import place
+
 PROMPT, WARM, RIVAL = 32, 4, "transformers generate"
 
 
@@ -96,9 +98,7 @@ def engine(folder: Path, sequences: int, pack: bool) -> Callable[[list[list[int]
 
 
 @click.command()
-@click.option(
-    "--model", type=click.Path(exists=True, path_type=Path), default=common.ROOT / ".cache/models/smollm2"
-)
+@click.option("--model", type=click.Path(exists=True, path_type=Path), default=place.cache() / "smollm2")
 @click.option("--batches", default="1,8,32", show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--new", default=48, show_default=True, help="Tokens of each sequence.")

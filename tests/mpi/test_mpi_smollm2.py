@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import ROOT, admit, generate, run
+from mpi_helpers import admit, generate, run
 
-MODEL = Path(os.environ.get("EXAHPC_TEST_MODEL", ROOT / ".cache/models/smollm2"))
+from exahpc.launch import place
+
+MODEL = Path(os.environ.get("EXAHPC_TEST_MODEL", place.cache() / "smollm2"))
 NEW = (12, 8, 10, 6)
 
 
