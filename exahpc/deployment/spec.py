@@ -123,7 +123,7 @@ class Head(Frozen, frozen=True):
     entries: int = 2
     """HTTP gateway processes; all listen on one port."""
     bind: str = "0.0.0.0"
-    """Address that entries listen on. The local launcher always takes 127.0.0.1 unless set otherwise."""
+    """Address that entries listen on; default with the local launcher: 127.0.0.1."""
     port: int = 0
     """TCP port of the endpoint; 0 takes a free one and publishes it."""
     tls: Tls = "auto"

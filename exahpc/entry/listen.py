@@ -20,7 +20,7 @@ from pathlib import Path
 
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import LinkError
-from exahpc.wire.address import LOOPBACK, head_address
+from exahpc.wire.address import head_address, node_address
 from exahpc.wire.folder import Endpoint, Folder, runtime_directory
 from exahpc.wire.tls import ensure_authority, issue_server
 
@@ -54,8 +54,7 @@ def listen(deployment: Deployment, folder: Folder, index: int) -> Listener:
 
     Raises LinkError when the address cannot be bound, or living siblings published no endpoint.
     """
-    bind = bind_address(deployment)
-    host = head_address(deployment) if _is_any(bind) else bind
+    bind, host = deployment.head.bind, published_address(deployment)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     secure = uses_tls(deployment, bind)
     place = _Place(runtime_directory(folder.path, node))
@@ -82,10 +81,14 @@ def listen(deployment: Deployment, folder: Folder, index: int) -> Listener:
     return Listener(sock, endpoint, tls, place)
 
 
-def bind_address(deployment: Deployment) -> str:
-    """Where entries listen: head.bind, but loopback for the local launcher unless an address is named."""
+def published_address(deployment: Deployment) -> str:
+    """Where clients find entries: head.bind, or what this node is called by when they listen everywhere."""
     bind = deployment.head.bind
-    return LOOPBACK if deployment.launcher.kind == "local" and _is_any(bind) else bind
+    if not _is_any(bind):
+        return bind
+    if deployment.launcher.kind == "local" and not (deployment.head.interface or deployment.launcher.interface):
+        return node_address()  # its own processes meet on loopback, but somebody asked for more
+    return head_address(deployment)
 
 
 def uses_tls(deployment: Deployment, bind: str) -> bool:

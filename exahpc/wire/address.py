@@ -24,7 +24,7 @@ def host_address(launcher: Launcher) -> str:
         return _of_interface("launcher.interface", launcher.interface)
     if launcher.kind == "local":
         return LOOPBACK
-    return _of_hostname(socket.gethostname())
+    return node_address()
 
 
 def head_address(deployment: Deployment) -> str:
@@ -46,7 +46,9 @@ def _of_interface(key: str, name: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _of_hostname(name: str) -> str:
+def node_address() -> str:
+    """IPv4 address that this node's own host name leads to. Raises LinkError."""
+    name = socket.gethostname()
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)
         if not address.startswith("127."):  # Debian writes the host name as 127.0.1.1, which no peer reaches

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -96,6 +96,35 @@ def under_load(live: Live, fault: Callable[[], None], seconds: float = 6) -> Non
         assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 400)}
 
 
+class Batch:
+    """A batch file that runs beside what a test does."""
+
+    def __init__(self, live: Live, name: str, rows: int) -> None:
+        self._live, self._rows, self._output = live, rows, live.home / f"{name}.h5"
+        source = live.home / f"{name}.jsonl"
+        with source.open("w") as file:
+            for row in range(rows):
+                body = {"model": "tiny", "prompt": f"row {row}", "max_tokens": 40, "temperature": 0}
+                line = {"custom_id": f"r{row}", "method": "POST", "url": "/v1/completions", "body": body}
+                file.write(json.dumps(line) + "\n")
+        self._argv = ("batch", "run", str(source), "--deployment", live.name, "-o", str(self._output))
+        self._ended = ThreadPoolExecutor(1).submit(self._live.run, *self._argv, check=False, seconds=380)
+
+    def has_begun(self) -> None:
+        def begun() -> bool:
+            found = self._live.status()
+            return found is not None and any(b.ok > 10 for b in found.batches if self._output.name in b.folder)
+
+        until("the first rows are done", begun, 60)
+
+    def ends_whole(self) -> None:
+        done = self._ended.result(300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with h5py.File(self._output) as file:
+            assert len(file["status"]) == self._rows
+            assert set(file["status"][:]) == {200}
+
+
 def node_of(live: Live, pool: str, task: int) -> str:
     agent = live.agent(pool, task)
     assert agent is not None
@@ -106,9 +135,26 @@ def test_every_replica_gives_the_same_text_and_ready_means_all_answered(spine: L
     found = spine.status()
     assert found is not None
     assert (found.ready, found.wanted) == (3, 3)
-    assert len({spine.stream("the same everywhere", 120) for _ in range(9)}) == 1
-    served = {(a.pool, r.slot): r.tokens for a in found.agents for r in a.replicas}
-    assert len(served) == 3
+    before = spine.tokens()
+    assert len(before) == 3
+    with ThreadPoolExecutor(9) as side_by_side:
+        texts = side_by_side.map(lambda _: spine.stream("the same everywhere", 120), range(9))
+        assert len(set(texts)) == 1
+    until("every replica answered", lambda: all(n > before[key] for key, n in spine.tokens().items()), 20)
+
+
+def test_a_key_never_crosses_the_fabric_in_clear_and_no_job_record_holds_a_secret(
+    spine: Live, nodes: DevCluster
+) -> None:
+    endpoint = spine.folder.endpoint()
+    assert endpoint is not None
+    assert endpoint.url.startswith("https://")
+    told = nodes.run("scontrol", "show", "jobs", "--details") + nodes.run("scontrol", "show", "steps")
+    assert str(spine.folder.path) in told
+    for secret in (spine.key, spine.folder.fleet_key().secret):
+        assert secret not in told
+        for path in (spine.folder.path / "logs").rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes(), path
 
 
 def test_tasks_are_array_elements_on_their_own_nodes(spine: Live, nodes: DevCluster) -> None:
@@ -150,19 +196,8 @@ def test_a_crashed_node_is_replaced_and_no_batch_row_is_lost(spine: Live, nodes:
     task = 1
     node = node_of(spine, "a", task)
     before = spine.incarnation("a", task, task)
-    rows = 300
-    source, output = spine.home / "rows.jsonl", spine.home / "rows.h5"
-    with source.open("w") as file:
-        for i in range(rows):
-            body = {"model": "tiny", "prompt": f"row {i}", "max_tokens": 40, "temperature": 0}
-            file.write(
-                json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
-            )
-    argv = ("batch", "run", str(source), "--deployment", "spine", "-o", str(output))
-    results = []
-    runner = threading.Thread(target=lambda: results.append(spine.run(*argv, check=False, seconds=380)))
-    runner.start()
-    until("the first rows are done", lambda: (s := spine.status()) and s.batches and s.batches[0].ok > 10, 60)
+    batch = Batch(spine, "node", 300)
+    batch.has_begun()
 
     def crash() -> None:
         nodes.crash(node)
@@ -171,11 +206,10 @@ def test_a_crashed_node_is_replaced_and_no_batch_row_is_lost(spine: Live, nodes:
     under_load(spine, crash, 8)
     until("the task is back elsewhere", lambda: spine.incarnation("a", task, task) > before, 200)
     assert node_of(spine, "a", task) != node
-    runner.join(300)
-    assert results[0].returncode == 0, results[0].stdout + results[0].stderr
-    with h5py.File(output) as file:
-        assert len(file["status"]) == rows
-        assert set(file["status"][:]) == {200}
+    agent = spine.agent("a", task)
+    assert agent is not None
+    assert agent.job == f"{JobBook.load(spine.folder.path).pools['a'][0]}_{task}", "requeued under its array id"
+    batch.ends_whole()
     nodes.start(node)
 
 
@@ -185,11 +219,14 @@ def test_a_requeued_head_finds_its_fleet_again(spine: Live, nodes: DevCluster) -
     record = spine.folder.head()
     assert record is not None
     assert book.head is not None
+    batch = Batch(spine, "head", 300)
+    batch.has_begun()
     nodes.run("scontrol", "requeue", book.head)
     until("a new broker", lambda: (s := spine.status()) and s.epoch > record.epoch, 60)
     until("all are ready", lambda: spine.ready() == 3, 60)
     assert {(p, t, s): spine.incarnation(p, t, s) for p, t, s in before} == before
     assert len(spine.stream("served again", 20)) == 20
+    batch.ends_whole()
 
 
 def void(_: object) -> None:
