@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError, LinkError
 from exahpc.launch import cluster, local
+from exahpc.launch.start import SLURM_PACE
 from exahpc.slurm.api import SlurmClient
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, runtime_directory
@@ -38,6 +39,14 @@ def left(folder: Folder, client: SlurmClient | None) -> list[str]:
     return found
 
 
+def _paces(slurm: bool) -> Iterator[float]:
+    """Seconds between two looks: Slurm serves everybody, so it is asked ever more rarely."""
+    pace = 2.0 if slurm else 0.2
+    while True:
+        yield pace
+        pace = min(2 * pace, SLURM_PACE) if slurm else pace
+
+
 def finish(
     folder: Folder,
     deployment: Deployment,
@@ -53,16 +62,15 @@ def finish(
 
     Raises ExahpcError naming what could not be ended.
     """
-    pace = 0.2 if client is None else 2.0
-    end = clock() + seconds
+    end, paces = clock() + seconds, _paces(client is not None)
     while (names := left(folder, client)) and clock() < end:
         told(names)
-        sleep(pace)
+        sleep(next(paces))
     if client is not None and names:
         cluster.cancel(client, folder)
-        end = clock() + 60
+        end, paces = clock() + 60, _paces(True)
         while left(folder, client) and clock() < end:
-            sleep(pace)
+            sleep(next(paces))
     local.stop(folder, 10.0)
     names = left(folder, client)
     if names:
