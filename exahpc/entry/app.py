@@ -12,12 +12,13 @@ from typing import Literal
 
 from exahpc.deployment.spec import Deployment
 from exahpc.entry import metrics
-from exahpc.entry.connection import Connection, too_large
+from exahpc.entry.connection import Connection
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.exchange import Exchange
 from exahpc.entry.http1 import Request
 from exahpc.entry.keys import Keys
 from exahpc.entry.ledger import Record
+from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
 from exahpc.openai.models import model_object, models_body
 from exahpc.openai.peek import peek

@@ -1,12 +1,11 @@
-"""One client connection: requests in, parsed by httptools; answers out, each piece in one write.
+"""One client connection: requests in, one after the other; answers out, each piece in one write.
 
 uvicorn accepts connections, speaks TLS and ends the server in order; this class takes the place of its ASGI
-protocol, whose scope, task and events for each request cost as much as all the rest of an entry.
+protocol, whose scope, task and events for each request took more than a third of an entry's CPU time (measured).
 Nothing here waits: the application is called when a request is complete, and answers when it has something to say.
 
-Requests of one connection are answered one after the other; what a client sends ahead of an answer waits. All
-bounds on a client are kept here: on heads, on bodies, on requests ahead, on unread output, and on the time it takes
-to send.
+What a client sends ahead of an answer waits for its turn. Bounds on a client are kept in `reader`, and here: on
+requests ahead, on unread output, and on the time it takes to send.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import httptools
-
 from exahpc.entry import http1
 from exahpc.entry.http1 import Request
+from exahpc.entry.reader import Reader
 from exahpc.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 60.0
 """Longest time from the first byte of a request (or from connecting) to its last byte."""
 KEEP_ALIVE_SECONDS = 75.0
-MAX_HEAD_BYTES = 65536
 MOST_AHEAD = 8
 """Requests sent ahead before we stop reading: who does not read does not notice that a client has gone."""
 
@@ -62,14 +59,8 @@ class Connection(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         self.transport: Any = None
         self.paused = False
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._reader = Reader(self, self._app.body_bytes)
         self._deaf = False  # what comes from now on is no request
-        self._target = b""
-        self._head: dict[bytes, bytes] | None = None  # while a head is being read
-        self._head_bytes = 0
-        self._reading: Request | None = None  # its head is here, its body is not
-        self._parts: list[bytes] = []
-        self._size = 0
         self._current: Request | None = None  # whose turn it is to be answered
         self._ahead: deque[Request] = deque()  # sent before the current one was answered
         self._left: Callable[[], None] | None = None
@@ -84,7 +75,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
-        self._deaf, self._parser = True, None
+        self._deaf = True
+        self._reader.close()
         self._ahead.clear()
         left, self._left = self._left, None
         if left is not None:
@@ -97,24 +89,12 @@ class Connection(asyncio.Protocol):
         self.paused = False
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        head = self._head
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._deaf = True  # that request was refused, and its connection closes
-        except httptools.HttpParserError:
-            self._broken(RequestError("this is no request of HTTP/1.1", code="bad_http"))
-        if head is not None and head is self._head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                message = f"the head of a request has at most {MAX_HEAD_BYTES} bytes here"
-                self._broken(RequestError(message, status=431, code="head_too_large"))
+        if not self._deaf and (error := self._reader.feed(data)) is not None:
+            self._broken(error)
 
     def _broken(self, error: RequestError) -> None:
         """Nothing that comes from now on can be understood. What is being answered is answered to its end."""
-        self._deaf, self._head = True, None
+        self._deaf = True
         self._ahead.clear()
         request = self._current
         if request is None:
@@ -125,33 +105,17 @@ class Connection(asyncio.Protocol):
         elif not request.complete:
             self.refuse(error)
 
-    # --- the parser ---
+    # --- the reader ---
 
-    def on_message_begin(self) -> None:
-        self._target, self._head, self._head_bytes = b"", {}, 0
+    def begins(self) -> None:
         self._deadline = self.loop.time() + REQUEST_SECONDS
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name in http1.WANTED and self._head is not None:  # None: a field behind the body
-            self._head[name] = value
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        request = Request(parser.get_method(), self._target, self._head or {})
-        self._head, self._reading = None, request
-        request.keep_alive = parser.should_keep_alive()
-        request.legacy = parser.get_http_version() != "1.1"
-        try:
-            if parser.should_upgrade():
-                request.keep_alive = False
-                raise RequestError("this server speaks HTTP/1.1 only: send no Upgrade", code="no_upgrade")
-            self._app.admit(request)
-        except RequestError as error:
-            request.error = error
+    def head(self, request: Request) -> None:
+        if request.error is None:
+            try:
+                self._app.admit(request)
+            except RequestError as error:
+                request.error = error
         if self._current is None:
             self._turn(request)
         else:
@@ -159,24 +123,11 @@ class Connection(asyncio.Protocol):
             if len(self._ahead) > MOST_AHEAD:
                 self.transport.pause_reading()
 
-    def on_body(self, data: bytes) -> None:
-        request = self._reading
-        if request is None or request.error is not None:
-            return
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > self._app.body_bytes:
-            request.error = too_large(self._size, self._app.body_bytes)
-            if request is self._current:
-                self.refuse(request.error)
+    def too_large(self, request: Request) -> None:
+        if request is self._current and request.error is not None:
+            self.refuse(request.error)
 
-    def on_message_complete(self) -> None:
-        request, parts = self._reading, self._parts
-        self._reading, self._parts, self._size = None, [], 0
-        if request is None:
-            return
-        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        request.complete = True
+    def whole(self, request: Request) -> None:
         if request is self._current:
             if request.answered:
                 self._proceed()
@@ -288,9 +239,3 @@ class Connection(asyncio.Protocol):
             Connection._fields = fields
             Connection._lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         return Connection._lines
-
-
-def too_large(size: int, most: int) -> RequestError:
-    """413."""
-    message = f"the request body has {size} bytes or more; at most {most} are taken (limits.max_body_bytes)"
-    return RequestError(message, status=413, code="body_too_large")

@@ -1,0 +1,117 @@
+"""From bytes to requests: httptools' callbacks, and the bounds on what a client sends."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import httptools
+
+from exahpc.entry.http1 import WANTED, Request
+from exahpc.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 65536
+
+
+class Owner(Protocol):
+    """Who is told of requests: for each `begins`, then `head`, then `too_large` perhaps, then `whole`."""
+
+    def begins(self) -> None:
+        """The first byte of a request came."""
+
+    def head(self, request: Request) -> None:
+        """Its head is here. Sets `error` when its body is of no interest."""
+
+    def too_large(self, request: Request) -> None:
+        """Its body exceeds the bound; `error` says so, the rest of it is read past."""
+
+    def whole(self, request: Request) -> None:
+        """Its last byte is here."""
+
+
+class Reader:
+    """Reads the requests of one connection. body_bytes: bound on a body."""
+
+    def __init__(self, owner: Owner, body_bytes: int) -> None:
+        self._owner, self._body_bytes = owner, body_bytes
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._head: dict[bytes, bytes] | None = None  # while a head is being read
+        self._head_bytes = 0
+        self._request: Request | None = None  # its head is here, its body is not
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> RequestError | None:
+        """Returns what is wrong with the bytes: nothing that comes behind them is a request."""
+        head = self._head
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # behind a request that was refused
+            return RequestError("what follows Upgrade is no HTTP", code="bad_http")
+        except httptools.HttpParserCallbackError:
+            log.exception("a request cannot be read")
+            return RequestError("internal error", status=500, type="server_error")
+        except httptools.HttpParserError:
+            return RequestError("this is no request of HTTP/1.1", code="bad_http")
+        if head is not None and head is self._head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                message = f"the head of a request has at most {MAX_HEAD_BYTES} bytes here"
+                return RequestError(message, status=431, code="head_too_large")
+        return None
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._parser = None  # it holds us
+
+    # --- what the parser calls ---
+
+    def on_message_begin(self) -> None:
+        self._target, self._head, self._head_bytes = b"", {}, 0
+        self._owner.begins()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in WANTED and self._head is not None:  # None: a field behind the body
+            self._head[name] = value
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        request = Request(parser.get_method(), self._target, self._head or {})
+        self._head, self._request = None, request
+        request.keep_alive = parser.should_keep_alive()
+        request.legacy = parser.get_http_version() != "1.1"
+        if parser.should_upgrade():
+            request.keep_alive = False
+            request.error = RequestError("this server speaks HTTP/1.1 only: send no Upgrade", code="no_upgrade")
+        self._owner.head(request)
+
+    def on_body(self, data: bytes) -> None:
+        request = self._request
+        if request is None or request.error is not None:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self._body_bytes:
+            request.error = too_large(self._size, self._body_bytes)
+            self._owner.too_large(request)
+
+    def on_message_complete(self) -> None:
+        request, parts = self._request, self._parts
+        self._request, self._parts, self._size = None, [], 0
+        if request is not None:
+            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            request.complete = True
+            self._owner.whole(request)
+
+
+def too_large(size: int, most: int) -> RequestError:
+    """413."""
+    message = f"the request body has {size} bytes or more; at most {most} are taken (limits.max_body_bytes)"
+    return RequestError(message, status=413, code="body_too_large")
