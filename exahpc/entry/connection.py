@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server ends: finish what is being answered, then close. uvicorn calls this."""
-        if self._current is None:
+        if self._current is None or self._current.answered:
             self.transport.close()
         else:
             self._current.keep_alive = False
@@ -198,9 +198,7 @@ class Connection(asyncio.Protocol):
 
     def begin(self, head: bytes) -> bytes:
         """Begin an answer that comes piece by piece. Returns its head, to go with the first piece."""
-        request = self._asked()
-        request.keep_alive &= not request.legacy  # the end of the connection is the end of the answer
-        return http1.begin(request, self._common(), head)
+        return http1.begin(self._asked(), self._common(), head)
 
     def piece(self, data: bytes, before: bytes = b"") -> None:
         """Part of an answer that was begun. before: what `begin` returned."""

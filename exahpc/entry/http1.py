@@ -26,8 +26,8 @@ class Request:
 
     path: without the query, percent signs decoded; length: announced size of the body in bytes; expects: the
     client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy: HTTP/1.0,
-    which knows no chunks; body: whole when `complete`; error: why its head or size refused it; answered: the last
-    byte of its answer was written.
+    which knows no chunks: a stream ends with its connection; body: whole when `complete`; error: why its head or
+    size refused it; answered: the last byte of its answer was written.
     """
 
     __slots__ = (

@@ -27,6 +27,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Agent, list[Submit]] = {}
         self._bytes = 0
+        self._due = False
 
     def put(self, agent: Agent, message: Submit | Cancel) -> None:
         """A Submit leaves at the end of this turn, a Cancel at once, behind what waits for its agent."""
@@ -34,8 +35,8 @@ class Outbox:
             self._flush(agent)
             self._send(agent, message)
             return
-        if not self._waiting:
-            self._bytes = 0
+        if not self._due:
+            self._due = True
             self._loop.call_soon(self._flush_all)
         self._waiting.setdefault(agent, []).append(message)
         self._bytes += len(message.body)
@@ -47,6 +48,7 @@ class Outbox:
         self._waiting.pop(agent, None)
 
     def _flush_all(self) -> None:
+        self._due, self._bytes = False, 0
         for agent in list(self._waiting):
             self._flush(agent)
 

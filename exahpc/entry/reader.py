@@ -85,8 +85,8 @@ class Reader:
         parser = self._parser
         request = Request(parser.get_method(), self._target, self._head or {})
         self._head, self._request = None, request
-        request.keep_alive = parser.should_keep_alive()
         request.legacy = parser.get_http_version() != "1.1"
+        request.keep_alive = parser.should_keep_alive() and not request.legacy
         if parser.should_upgrade():
             request.keep_alive = False
             request.error = RequestError("this server speaks HTTP/1.1 only: send no Upgrade", code="no_upgrade")

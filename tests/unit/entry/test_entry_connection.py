@@ -115,6 +115,14 @@ def test_old_http_gets_no_chunks_and_the_end_of_the_stream_is_the_end_of_the_con
     assert all(event.startswith(b"data: ") for event in events[:-1])
 
 
+def test_old_http_learns_that_its_connection_closes(entry: Running) -> None:
+    with Wire(entry) as wire:
+        wire.send(post(BODY, "Connection: keep-alive", version="1.0"))
+        status, fields, body = wire.answer()
+        assert (status, fields["connection"], text(body)) == (200, "close", text_of(0, 20))
+        assert wire.closed()
+
+
 def test_close_is_said_and_done_for_every_kind_of_answer(entry: Running) -> None:
     stream = json.dumps(ASK | {"stream": True}).encode()
     for body, status in ((BODY, 200), (stream, 200), (b"{", 400)):
