@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 60.0
 """Longest time from the first byte of a request (or from connecting) to its last byte."""
 KEEP_ALIVE_SECONDS = 75.0
+"""Longest time from an answer to the next request, or to its last byte being read when none may follow."""
 MOST_AHEAD = 8
 """Requests sent ahead before we stop reading: who does not read does not notice that a client has gone."""
 
@@ -171,9 +172,14 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
             self._turn(self._current)
 
-    def overdue(self, now: float) -> bool:
-        """The client takes too long to send its request, or the next one."""
-        return now > self._deadline and (self._current is None or not self._current.complete)
+    def expire(self, now: float) -> None:
+        """Close if the client takes too long: to send its request, or the next one, or to read its last bytes."""
+        request = self._current
+        if now > self._deadline and (request is None or request.answered or not request.complete):
+            if self.transport.is_closing():
+                self.transport.abort()
+            else:
+                self.transport.close()
 
     def shutdown(self) -> None:
         """The server ends: finish what is being answered, then close. uvicorn calls this."""
@@ -227,6 +233,7 @@ class Connection(asyncio.Protocol):
         self._left = None
         if not request.keep_alive:
             self._deaf = True
+            self._deadline = self.loop.time() + KEEP_ALIVE_SECONDS
             self.transport.close()
         elif request.complete:
             self._proceed()

@@ -93,15 +93,15 @@ def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvi
 
 
 async def _chores(server: uvicorn.Server, keys: Keys) -> None:
-    """Close connections that take too long to send a request; notice new and withdrawn API keys."""
+    """Close connections of clients that take too long; notice new and withdrawn API keys."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_KEYS_EVERY)
         try:
             now = loop.time()
             for connection in list(server.server_state.connections):
-                if isinstance(connection, Connection) and connection.overdue(now):
-                    connection.transport.close()
+                if isinstance(connection, Connection):
+                    connection.expire(now)
             await asyncio.to_thread(keys.reload)  # a shared file system may take its time
         except Exception:
             log.exception("a chore failed")
