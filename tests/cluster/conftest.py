@@ -76,12 +76,15 @@ class DevCluster:
         """Tell Slurm that the node is down, as an operator would. Again when a last answer of the dead node, still
         on its way, made the controller take it back."""
         self.broken.add(node)
-        for _ in range(5):
+        seen = []
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
             self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
             time.sleep(0.3)
-            if self.state(node) == "down":
+            seen.append(self.state(node))
+            if seen[-1] == "down":
                 return
-        raise AssertionError(f"{node} does not stay down")
+        raise AssertionError(f"{node} does not stay down: {seen}")
 
     def exec(self, node: str, *command: str) -> str:
         """stdout of a command on the node; raises when it fails."""
