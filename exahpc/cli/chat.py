@@ -8,14 +8,14 @@ import ssl
 import click
 import httpx
 
-from exahpc.cli.common import deployment_argument, first_key, live_endpoint, opened
+from exahpc.cli.common import deployment_argument, first_key, live_endpoint, opened, readable
 from exahpc.errors import ExahpcError, LinkError
 
 
 @click.command()
 @deployment_argument()
-@click.argument("question")
-@click.option("--system", help="A system message in front of the question.")
+@click.argument("question", callback=readable)
+@click.option("--system", callback=readable, help="A system message in front of the question.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, help="Same seed, same answer.")

@@ -64,8 +64,27 @@ def first_key(folder: Folder) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON of any of our values."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Indented JSON of any of our values, with the names of their fields (on the wire most of them go without)."""
+    return msgspec.json.format(msgspec.json.encode(_named(value)), indent=2).decode()
+
+
+def _named(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            return {name: _named(field) for name, field in msgspec.structs.asdict(value).items()}
+        case list() | tuple():
+            return [_named(item) for item in value]
+        case _:
+            return value
+
+
+def readable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of a text parameter: what the shell gave must be text."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter(f"character {error.start + 1} is not valid UTF-8: write it in UTF-8") from None
+    return value
 
 
 def memory(count: float) -> str:

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exahpc.cli import main
-from exahpc.cli.common import memory
+from exahpc.cli.common import json_text, memory
 from exahpc.deployment.parse import load
 from exahpc.launch import cluster, local, prepare
 from exahpc.slurm.scripts import directory
+from exahpc.wire import messages as m
 
 JOBS = Path(__file__).parents[3] / "jobs"
 CONFIG = {
@@ -93,8 +94,8 @@ def test_a_dry_run_needs_no_slurm(home: Path, tmp_path: Path, monkeypatch: pytes
     model = tmp_path / "m"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
-    for name in ("tokenizer.json", "model.safetensors"):
-        (model / name).write_bytes(b"")
+    (model / "tokenizer.json").write_bytes(b"")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     file = tmp_path / "d.toml"
     file.write_text(f'name="d"\nmodel.path="{model}"\n[[pool]]\nname="a"\nreplicas=2\nslurm.extra=["--x=a b"]')
     monkeypatch.setenv("PATH", "/nowhere")
@@ -140,3 +141,16 @@ def test_no_command_line_holds_a_secret(home: Path, tmp_path: Path) -> None:
 )
 def test_memory_is_told_in_powers_of_1024(count: int, text: str) -> None:
     assert memory(count) == text
+
+
+def test_json_for_users_has_the_names_of_the_fields() -> None:
+    agent = m.AgentStatus("a", 0, "n", "1_0", "RUNNING", True, 0.5, 0, [m.ReplicaState(0, 1, "ready", running=2)])
+    told = json.loads(json_text(m.StatusReply(1, 1, 1, [agent], [(0, "u", 0, 0, 0, 0)], [], ["note"])))
+    assert (told["ready"], told["notes"], told["entries"]) == (1, ["note"], [[0, "u", 0, 0, 0, 0]])
+    assert told["agents"][0]["replicas"][0]["running"] == 2
+
+
+@pytest.mark.parametrize("argv", [("chat", "x", "a\udcff"), ("chat", "x", "a", "--system", "b\udcff")])
+def test_a_question_that_is_no_text_is_refused(argv: tuple[str, ...]) -> None:
+    ended = run(*argv)
+    assert (ended.exit_code, "character 2 is not valid UTF-8" in ended.output) == (2, True)
