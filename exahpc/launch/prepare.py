@@ -20,6 +20,9 @@ from exahpc.errors import DeploymentError
 from exahpc.wire.folder import Folder, write_atomic
 from exahpc.wire.tls import ensure_authority
 
+_LONGEST_HEADER = 100_000_000
+"""Bytes; the format's own bound."""
+
 
 def read(file: Path, name: str | None = None) -> Deployment:
     """Read a deployment file; paths become absolute (relative ones count from the file's folder), the interpreter
@@ -63,8 +66,12 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
         hint = "`exahpc model fetch` gets a small one to try" if path.name == "smollm2" else "correct the path"
         raise DeploymentError(f"model.path = {str(path)!r}: there is no such folder; {hint}")
     config = _config(path)
-    if not any(path.glob("*.safetensors")):
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
         raise DeploymentError(f"model.path = {str(path)!r}: holds no .safetensors file; convert the weights first")
+    for file in weights:
+        if not _is_whole(file):
+            raise DeploymentError(f"model.path = {str(path)!r}: {file.name} is cut or damaged; copy it again")
     if not (path / "tokenizer.json").is_file():
         raise DeploymentError(f"model.path = {str(path)!r}: holds no tokenizer.json; save the tokenizer beside it")
     context, dtype = deployment.model.context, deployment.model.dtype
@@ -78,6 +85,23 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
         )
     shape = ModelShape.of(config)
     return {pool.name: ledger(shape, pool, context, dtype) for pool in deployment.pool}
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a safetensors file is as long as its header says: else it would fail only on the nodes."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            size = os.fstat(opened.fileno()).st_size
+            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+                return False
+            header = json.loads(opened.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    except OSError as error:
+        raise DeploymentError(f"model.path: {file} cannot be read: {error.strerror or error}") from None
+    return size == 8 + length + max(ends, default=0)
 
 
 def _config(path: Path) -> dict[str, Any]:

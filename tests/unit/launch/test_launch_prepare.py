@@ -24,13 +24,16 @@ CONFIG = {
     "max_position_embeddings": 4096,
 }
 
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
 
 def write(folder: Path, text: str = "", **model: object) -> Path:
     made = folder / "m"
     made.mkdir(exist_ok=True)
     (made / "config.json").write_text(json.dumps({**CONFIG, **model}))
     (made / "tokenizer.json").write_text("{}")
-    (made / "model.safetensors").write_bytes(b"")
+    (made / "model.safetensors").write_bytes(WEIGHTS)
     file = folder / "d.toml"
     file.write_text(
         f'name = "d"\nmodel.path = "m"\n[[pool]]\nname = "a"\n{text}\n'
@@ -141,3 +144,14 @@ def test_a_deployment_is_found_by_name_or_path_and_a_wrong_name_gets_a_hint(
     with pytest.raises(DeploymentError, match='did you mean "laptop"'):
         place.folder_of("lapptop")
     assert place.names() == ["laptop"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", WEIGHTS[:5], WEIGHTS[:20], WEIGHTS[:-1], WEIGHTS + b"x", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"],
+)
+def test_half_copied_weights_are_told_before_a_node_is_asked_for(tmp_path: Path, damage: bytes) -> None:
+    file = write(tmp_path)
+    (tmp_path / "m" / "model.safetensors").write_bytes(damage)
+    with pytest.raises(DeploymentError, match=r"model\.safetensors is cut or damaged; copy it again"):
+        prepare.check_model(prepare.read(file))
