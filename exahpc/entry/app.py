@@ -20,6 +20,7 @@ from exahpc.entry.keys import Keys
 from exahpc.entry.ledger import Record
 from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
+from exahpc.openai.body import shortened
 from exahpc.openai.models import model_object, models_body
 from exahpc.openai.peek import peek
 
@@ -135,5 +136,5 @@ def _require(request: Request, wanted: bytes) -> None:
 
 
 def _unknown_model(asked: str, served: str) -> RequestError:
-    message = f"the model {asked!r} does not exist here; this deployment serves {served!r}"
+    message = f"the model {shortened(asked)!r} does not exist here; this deployment serves {served!r}"
     return RequestError(message, status=404, param="model", code="model_not_found")

@@ -97,6 +97,9 @@ def test_an_unknown_model_is_a_404_that_names_both(entry: Running) -> None:
     with pytest.raises(openai.NotFoundError, match="nobody") as caught:
         entry.client().completions.create(model="nobody", prompt="x")
     assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError) as caught:
+        entry.client().completions.create(model="n" * 100_000, prompt="x")
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("own", [{"limits": "max_body_bytes = 2000"}], indirect=True)
