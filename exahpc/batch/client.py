@@ -50,8 +50,10 @@ class Owner:
         self._folder = parts.clients
         newest = _newest(self._folder)
         if newest and not self._free(newest):
+            claim = self._read(newest)
+            who = f"process {claim.pid} on {claim.host}" if claim else "it has just begun"
             raise BatchError(
-                f"another `exahpc batch run` works on {parts.path} ({self._read(newest)}): wait for it, or end it "
+                f"another `exahpc batch run` works on {parts.path} ({who}): wait for it, or end it "
                 f"and try again after {STALE_SECONDS:g} s"
             )
         self.number = newest + 1

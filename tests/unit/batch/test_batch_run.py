@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exahpc.batch.client import Owner
 from exahpc.batch.export import export
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import drive, prepare
@@ -104,3 +105,11 @@ def test_an_export_to_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> 
     with pytest.raises(BatchError, match="cannot be written"):
         export(prepared.parts.path, tmp_path / "none" / "out.jsonl")
     assert not os.path.exists(tmp_path / "none")
+
+
+def test_a_second_client_is_told_who_works_on_the_output(tmp_path: Path) -> None:
+    parts = Parts.of(tmp_path / "out.h5")
+    parts.create()
+    Owner(parts)
+    with pytest.raises(BatchError, match=rf"\(process {os.getpid()} on [^()]+\): wait for it"):
+        Owner(parts)
