@@ -14,6 +14,9 @@ import sys
 import uvloop
 
 
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection that counts complete answers and streamed chunks."""
 
@@ -23,7 +26,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        self._wanted, self._tail = 0, b""
+        self._wanted, self._tail, self._end = 0, b"", b""
         transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
@@ -51,6 +54,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(self.request)
 
     def _streamed(self, data: bytes) -> None:
+        self._end = (self._end + data)[-len(_LAST_CHUNK) :]  # it may come in pieces
         data = self._tail + data
         cut = data.rfind(b"\n") + 1
         whole, self._tail = data[:cut], data[cut:]
@@ -58,7 +62,7 @@ class Connection(asyncio.Protocol):
         Connection.errors += (
             whole.count(b'data: {"error"') + whole.count(b"HTTP/1.1 5") + whole.count(b"HTTP/1.1 4")
         )
-        if b"0\r\n\r\n" in whole[-7:] and b"[DONE]" in whole[-40:]:
+        if self._end == _LAST_CHUNK:
             Connection.answers += 1
             self._tail = b""
             self._transport.write(self.request)
