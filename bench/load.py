@@ -13,7 +13,6 @@ import sys
 
 import uvloop
 
-
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
