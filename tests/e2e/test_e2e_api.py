@@ -150,7 +150,9 @@ def test_a_link_without_the_fleet_key_gets_no_byte(local: Live) -> None:
     with socket.create_connection((host, int(port))) as plain:
         plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
         plain.settimeout(2)
-        greeting = plain.recv(4096)
+        greeting = b""
+        with contextlib.suppress(ConnectionResetError):
+            greeting = plain.recv(4096)
     assert b"exahpc" not in greeting
     stranger = FleetKey.make()
     ctx = zmq.Context()
