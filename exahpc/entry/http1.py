@@ -12,7 +12,7 @@ from exahpc.openai.errors import error_body
 
 JSON = b"content-type: application/json\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-WANTED = frozenset((b"authorization", b"content-length", b"expect"))
+WANTED = frozenset((b"authorization", b"content-length", b"expect", b"transfer-encoding"))
 """Header fields that a request keeps."""
 
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}

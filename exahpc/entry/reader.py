@@ -49,8 +49,8 @@ class Reader:
         head = self._head
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # behind a request that was refused
-            return RequestError("what follows Upgrade is no HTTP", code="bad_http")
+        except httptools.HttpParserUpgrade as offer:
+            return self._again_without_offer(data[offer.args[0] :])
         except httptools.HttpParserCallbackError:
             log.exception("a request cannot be read")
             return RequestError("internal error", status=500, type="server_error")
@@ -62,6 +62,19 @@ class Reader:
                 message = f"the head of a request has at most {MAX_HEAD_BYTES} bytes here"
                 return RequestError(message, status=431, code="head_too_large")
         return None
+
+    def _again_without_offer(self, rest: bytes) -> RequestError | None:
+        """Pass over an offer to upgrade (some clients offer HTTP/2 with every request).
+
+        The parser takes all that follows such a head, the body too, for the other protocol: it is asked to read the
+        head once more, without the offer.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            return RequestError("this server is no proxy: CONNECT is not taken", code="bad_http")
+        fields = b"".join(b"%b: %b\r\n" % field for field in (self._head or {}).items())
+        self._parser = httptools.HttpRequestParser(self)
+        return self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._target, fields, rest))
 
     def close(self) -> None:
         """Nothing comes any more."""
@@ -83,13 +96,12 @@ class Reader:
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        if parser.should_upgrade():
+            return  # see _again_without_offer
         request = Request(parser.get_method(), self._target, self._head or {})
         self._head, self._request = None, request
         request.legacy = parser.get_http_version() != "1.1"
         request.keep_alive = parser.should_keep_alive() and not request.legacy
-        if parser.should_upgrade():
-            request.keep_alive = False
-            request.error = RequestError("this server speaks HTTP/1.1 only: send no Upgrade", code="no_upgrade")
         self._owner.head(request)
 
     def on_body(self, data: bytes) -> None:

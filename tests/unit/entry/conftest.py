@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from exahpc.wire.folder import Folder, write_atomic
+from exahpc.wire.folder import Folder, runtime_directory, write_atomic
 from tests.unit.entry.stubs import Fleet
 
 KEY = "sk-test-0123456789"
@@ -146,11 +148,16 @@ class Own:
         self.fleet = Fleet(self.folder)
         self.entry = Running(self.folder)
         self.fleet.renew()
-        self.entry.start().ready(2)
+        try:
+            self.entry.start().ready(2)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.entry.stop(signal.SIGKILL)
         self.fleet.close()
+        shutil.rmtree(runtime_directory(self.folder.path, socket.gethostname()))  # a killed entry leaves it
 
 
 def _own(sections: dict[str, str]) -> Iterator[Own]:

@@ -190,13 +190,27 @@ def test_a_head_without_end_is_cut_off(entry: Running) -> None:
             raise OSError
 
 
-def test_no_connection_is_upgraded(entry: Running, fleet: Fleet) -> None:
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+@pytest.mark.parametrize("size", [1, 60, 10_000])
+def test_an_offer_to_upgrade_is_passed_over(entry: Running, offer: str, size: int) -> None:
+    chunked = post(b"", "Connection: Upgrade", f"Upgrade: {offer}", "Transfer-Encoding: chunked").replace(
+        b"Content-Length: 0\r\n", b""
+    )
+    chunked += b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    whole = post(BODY, "Connection: Upgrade", f"Upgrade: {offer}") + chunked + post()
     with Wire(entry) as wire:
-        wire.send(post(BODY, "Connection: Upgrade", "Upgrade: h2c"))
-        status, _, body = wire.answer()
-        assert (status, json.loads(body)["error"]["code"]) == (400, "no_upgrade")
+        for start in range(0, len(whole), size):
+            wire.send(whole[start : start + size])
+        for _ in range(3):
+            status, _, body = wire.answer()
+            assert (status, text(body)) == (200, text_of(0, 20))
+
+
+def test_nothing_is_tunnelled(entry: Running) -> None:
+    with Wire(entry) as wire:
+        wire.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+        assert wire.answer()[0] == 400
         assert wire.closed()
-    assert not any(agent.submits for agent in fleet.agents.values())
 
 
 def test_head_gets_no_body(entry: Running) -> None:
