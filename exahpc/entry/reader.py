@@ -66,8 +66,8 @@ class Reader:
     def _again_without_offer(self, rest: bytes) -> RequestError | None:
         """Pass over an offer to upgrade (some clients offer HTTP/2 with every request).
 
-        The parser takes all that follows such a head, the body too, for the other protocol: it is asked to read the
-        head once more, without the offer.
+        The parser takes all that follows such a head, the body too, for the other protocol: it is asked to read
+        the head once more, without the offer.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":

@@ -223,7 +223,7 @@ def test_a_silent_agent_is_lost_and_comes_back_with_a_beat(tmp_path: Path) -> No
 def test_a_killed_broker_returns_at_its_old_address_and_no_route_is_ever_missing(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path) as w:
-            entry, _, a1 = w.entry(), w.agent(0), w.agent(1)
+            entry, quick, a1 = w.entry(), w.agent(0), w.agent(1)
             await until(lambda: entry.slots == ALL, "all replicas route")
             first = await w.head(1)
             seen = len(entry.tables)
@@ -235,6 +235,7 @@ def test_a_killed_broker_returns_at_its_old_address_and_no_route_is_ever_missing
             second = await w.head(2)
             assert (second.epoch, second.address) == (2, first.address)
             await until(lambda: len(entry.tables) > seen, "a table of the new broker")
+            await until(lambda: quick.epoch == 2, "the quick agent is back")
             reply = await w.ask(m.StatusQuery())
             assert [agent.alive for agent in reply.agents] == [True, False]
             assert any("1 agents are not heard yet" in note for note in reply.notes), reply.notes
