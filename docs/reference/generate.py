@@ -1,9 +1,10 @@
-"""Write deployment.md and commands.md beside this file from the code (`make docs`). A test holds them fresh."""
+"""Write deployment.md, commands.md and benchmarks.md beside this file (`make docs`). A test holds them fresh."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import types
 import typing
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from exahpc.deployment import spec
 from exahpc.deployment.rules import bounds_of
 
 HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "bench" / "results"
 NOTE = "<!-- written by docs/reference/generate.py: change the code, then `make docs` -->"
 SECTIONS = (
     ("top of the file", spec.Deployment),
@@ -133,7 +135,38 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"deployment.md": deployment_page, "commands.md": commands_page}
+def benchmarks_page() -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        NOTE,
+        "",
+        "Each was run with `make bench-NAME`: both sides in one run, interleaved; medians. All runs stand in",
+        "`bench/results/NAME.json`. Machines differ and are noisy: the ratio says more than the figures.",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        machine, versions = result["machine"], result["versions"]
+        what = result["what"][0].upper() + result["what"][1:]
+        lines += ["", f"## {result['name']}", "", f"{what}.", ""]
+        for number, (case, row) in enumerate(result["comparison"].items()):
+            sides = [key for key in row if key not in ("number", "ratio")]
+            if not number:
+                lines += [
+                    f"| case | number | {' | '.join(sides)} | ratio |",
+                    "|---|---|" + "---:|" * (len(sides) + 1),
+                ]
+            figures = " | ".join(f"{row[side]:,.{0 if row[side] >= 1000 else 1}f}" for side in sides)
+            lines.append(f"| {case} | {row['number'].replace('_', ' ')} | {figures} | {row['ratio']:.2f} |")
+        lines += ["", *(f"- {note}" for note in result["notes"])]
+        lines.append(
+            f"- {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; {result['date'][:10]}"
+        )
+        lines.append(f"- {', '.join(f'{package} {version}' for package, version in versions.items())}")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"deployment.md": deployment_page, "commands.md": commands_page, "benchmarks.md": benchmarks_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -23,7 +23,7 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["deployment.md", "commands.md"])
+@pytest.mark.parametrize("name", ["deployment.md", "commands.md", "benchmarks.md"])
 def test_the_reference_is_fresh(generate: ModuleType, name: str) -> None:
     assert (REFERENCE / name).read_text() == generate.PAGES[name](), "write it anew: make docs"
 
