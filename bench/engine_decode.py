@@ -2,10 +2,11 @@
 
     python bench/engine_decode.py [--model FOLDER] [--batches 1,8,32] [--rounds 3] [--new 48] [--smoke]
 
-All sides: same weights, same threads, prompts of 32 random tokens, greedy, no end token. A round runs one side after
-the other on the same prompts; the first tokens (prefill, warm-up) do not count. Our side is the real path of a rank,
-asked for bfloat16: scheduler, plan, stage, sampler. The rival runs in bfloat16, and also in float32, in which it is
-faster on processors without 16-bit kernels (our engine chooses by itself). Writes bench/results/engine-decode.json.
+All sides: same weights, same threads, prompts of 32 random tokens, greedy, no end token. A round runs one
+side after the other on the same prompts; the first tokens (prefill, warm-up) do not count. Our side is the
+real path of a rank, asked for bfloat16: scheduler, plan, stage, sampler. The rival runs in bfloat16, and also
+in float32, in which it is faster on processors without 16-bit kernels (our engine chooses by itself). Writes
+bench/results/engine-decode.json.
 """
 
 from __future__ import annotations
