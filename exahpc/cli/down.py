@@ -36,7 +36,6 @@ def down(name: str, seconds: float, purge: bool) -> None:
     with notes.status("draining") as shown:
         stop.finish(
             folder,
-            deployment,
             client,
             seconds=seconds + stop.GRACE if seconds else 0.0,
             clock=time.monotonic,

@@ -49,10 +49,14 @@ def supervisors(folder: Folder) -> dict[str, Started]:
     return found
 
 
+def living(folder: Folder) -> list[str]:
+    """Supervisors that still run on this machine."""
+    return [name for name, process in supervisors(folder).items() if processes.alive(process)]
+
+
 def running(folder: Folder) -> list[str]:
     """What still runs on this machine: supervisors, or what supervisors that are gone left behind."""
-    living = [name for name, process in supervisors(folder).items() if processes.alive(process)]
-    return living or [f"process {process.pid}" for process in processes.naming(folder.path)]
+    return living(folder) or [f"process {process.pid}" for process in processes.naming(folder.path)]
 
 
 def stop(folder: Folder, seconds: float) -> None:

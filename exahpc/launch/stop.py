@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
 
-from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError, LinkError
 from exahpc.launch import cluster, local
 from exahpc.launch.start import SLURM_PACE
@@ -32,11 +32,14 @@ def drain(folder: Folder, seconds: float) -> str | None:
 
 
 def left(folder: Folder, client: SlurmClient | None) -> list[str]:
-    """What of the deployment still runs: supervisors of this machine and Slurm jobs."""
-    found = local.running(folder)
-    if client is not None:
-        found += [f"job {record.id} ({record.raw})" for record in cluster.living(client, folder)]
-    return found
+    """What of the deployment still runs: supervisors of this machine (or what they left behind) and Slurm jobs."""
+    return local.running(folder) + _jobs(folder, client)
+
+
+def _jobs(folder: Folder, client: SlurmClient | None) -> list[str]:
+    if client is None:
+        return []
+    return [f"job {record.id} ({record.raw})" for record in cluster.living(client, folder)]
 
 
 def _paces(slurm: bool) -> Iterator[float]:
@@ -49,7 +52,6 @@ def _paces(slurm: bool) -> Iterator[float]:
 
 def finish(
     folder: Folder,
-    deployment: Deployment,
     client: SlurmClient | None,
     *,
     seconds: float,
@@ -58,18 +60,19 @@ def finish(
     told: Callable[[list[str]], None] = lambda names: None,
 ) -> None:
     """Wait up to `seconds` for an orderly end, then cancel and kill what is left, and clear the traces of a live
-    deployment. Secrets, logs and batch results stay.
+    deployment. Secrets, logs and batch results stay. Only supervisors and jobs are waited for: nothing ends
+    processes that have lost theirs.
 
     Raises ExahpcError naming what could not be ended.
     """
     end, paces = clock() + seconds, _paces(client is not None)
-    while (names := left(folder, client)) and clock() < end:
+    while (names := local.living(folder) + (jobs := _jobs(folder, client))) and clock() < end:
         told(names)
         sleep(next(paces))
-    if client is not None and names:
+    if client is not None and jobs:
         cluster.cancel(client, folder)
         end, paces = clock() + 60, _paces(True)
-        while left(folder, client) and clock() < end:
+        while _jobs(folder, client) and clock() < end:
             sleep(next(paces))
     local.stop(folder, 10.0)
     names = left(folder, client)
@@ -77,5 +80,5 @@ def finish(
         raise ExahpcError(f"still running: {', '.join(names)}; try `exahpc down` again, or scancel them")
     for name in ("head.json", "endpoint.json"):
         (folder.path / name).unlink(missing_ok=True)
-    if deployment.launcher.kind == "local" or deployment.head.placement == "local":
+    with contextlib.suppress(LinkError):  # somebody else's directory
         shutil.rmtree(runtime_directory(folder.path, socket.gethostname()), ignore_errors=True)
