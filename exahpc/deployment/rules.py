@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from typing import Any
 
 import msgspec
 
 from exahpc.deployment.problems import Problems
-from exahpc.deployment.spec import Deployment, Head, Limits, Model, Pool, Recovery, SlurmResources
+from exahpc.deployment.spec import Deployment, Frozen, Head, Limits, Model, Pool, Recovery, SlurmResources
 
 Bounds = tuple[float | None, float | None]
 
@@ -92,6 +93,8 @@ def merged(base: SlurmResources, over: SlurmResources) -> SlurmResources:
 
 def check(deployment: Deployment, problems: Problems) -> None:
     """Tell `problems` about everything that contradicts itself."""
+    for key in deployment.__struct_fields__:
+        _finite(key, getattr(deployment, key), problems)
     _name("name", deployment.name, problems)
     _model(deployment.model, problems)
     _resources("slurm", deployment.slurm, problems)
@@ -105,6 +108,18 @@ def check(deployment: Deployment, problems: Problems) -> None:
         if pool.name in seen and problems.clean(f"{at}.name"):
             problems.add(f"{at}.name", pool.name, f"pool[{seen[pool.name]}] has that name: give it another one")
         seen.setdefault(pool.name, index)
+
+
+def _finite(path: str, value: Any, problems: Problems) -> None:
+    """TOML has inf and nan; no clock reaches the one, and nothing compares with the other."""
+    if isinstance(value, Frozen):
+        for key in value.__struct_fields__:
+            _finite(f"{path}.{key}", getattr(value, key), problems)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            _finite(f"{path}[{index}]", item, problems)
+    elif isinstance(value, float) and not math.isfinite(value) and problems.clean(path):
+        problems.add(path, value, "must be a finite number: write a large one for a very long time")
 
 
 def _name(path: str, name: str, problems: Problems) -> None:

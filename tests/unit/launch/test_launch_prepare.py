@@ -7,11 +7,14 @@ import stat
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exahpc.deployment import parse
+from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError
 from exahpc.launch import place, prepare
+from tests.tiny import make_tokenizer
 
 CONFIG = {
     "model_type": "llama",
@@ -32,7 +35,7 @@ def write(folder: Path, text: str = "", **model: object) -> Path:
     made = folder / "m"
     made.mkdir(exist_ok=True)
     (made / "config.json").write_text(json.dumps({**CONFIG, **model}))
-    (made / "tokenizer.json").write_text("{}")
+    make_tokenizer(made)
     (made / "model.safetensors").write_bytes(WEIGHTS)
     file = folder / "d.toml"
     file.write_text(
@@ -155,3 +158,77 @@ def test_half_copied_weights_are_told_before_a_node_is_asked_for(tmp_path: Path,
     (tmp_path / "m" / "model.safetensors").write_bytes(damage)
     with pytest.raises(DeploymentError, match=r"model\.safetensors is cut or damaged; copy it again"):
         prepare.check_model(prepare.read(file))
+
+
+def test_a_half_copied_tokenizer_is_told_before_anything_starts(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    whole = (tmp_path / "m" / "tokenizer.json").read_bytes()
+    (tmp_path / "m" / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DeploymentError, match=r"^model\.path = .*/m/tokenizer\.json: no tokenizer: .*: mend"):
+        prepare.check_model(prepare.read(file))
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_a_chat_template_that_does_not_compile_is_told_with_its_file(tmp_path: Path, name: str) -> None:
+    file, template = write(tmp_path), "{% for m in messages %}"
+    text = template if name.endswith(".jinja") else json.dumps({"chat_template": template})
+    (tmp_path / "m" / name).write_text(text)
+    with pytest.raises(DeploymentError, match=rf"{name}: the model's chat template does not compile: .*: mend"):
+        prepare.check_model(prepare.read(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("chat_template.jinja", b"\xff"),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b'{"chat_template": [3]}'),
+    ],
+)
+def test_any_damage_beside_the_tokenizer_is_one_error_for_users(tmp_path: Path, name: str, data: bytes) -> None:
+    file = write(tmp_path)
+    (tmp_path / "m" / name).write_bytes(data)
+    with pytest.raises(DeploymentError, match=r"^model\.path = .*: (mend|copy)"):
+        prepare.check_model(prepare.read(file))
+
+
+@pytest.mark.parametrize("key", ["launcher", "head"])
+def test_an_interface_that_this_machine_lacks_is_named(tmp_path: Path, key: str) -> None:
+    file = write(tmp_path)
+    if key == "head":
+        file.write_text(file.read_text() + "[head]\n")
+    file.write_text(file.read_text() + 'interface = "nope0"\n')
+    with pytest.raises(DeploymentError, match=rf"{key}\.interface = 'nope0' has no .* lo.*: name one with an"):
+        prepare.check_programs(prepare.read(file))
+
+
+def test_an_interface_of_this_machine_passes(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text() + 'interface = "lo"\n')
+    prepare.check_programs(prepare.read(file))
+
+
+def test_the_nodes_interface_need_not_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace('"local"', '"slurm"') + 'interface = "hsn0"\n')
+    monkeypatch.setattr("shutil.which", lambda name, path=None: f"/bin/{name}")
+    prepare.check_programs(prepare.read(file))
+
+
+FLOATS = [
+    f"{table.encode_name}.{field.encode_name}"
+    for table in msgspec.structs.fields(Deployment)
+    if isinstance(table.type, type) and issubclass(table.type, msgspec.Struct)
+    for field in msgspec.structs.fields(table.type)
+    if field.type in (float, float | None)
+]
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_every_number_is_finite(tmp_path: Path, key: str, value: str) -> None:
+    table, name = key.split(".")
+    file = write(tmp_path)
+    file.write_text(f"{file.read_text()}[{table}]\n{name} = {value}\n")
+    with pytest.raises(DeploymentError, match=rf": 1 problem\n  {key} = -?(Infinity|NaN): must be "):
+        prepare.read(file)
