@@ -68,7 +68,8 @@ def run(source: Path, name: str, output: Path, skip_bad: bool) -> None:
     except KeyboardInterrupt:
         notes.print(
             "stopped watching; the deployment goes on with the rows. The same command collects them; "
-            f"exahpc batch cancel {output} --deployment {name} stops them"
+            f"exahpc batch cancel {output} --deployment {name} stops them",
+            soft_wrap=True,
         )
         raise
     finally:

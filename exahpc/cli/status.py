@@ -53,7 +53,8 @@ def status(name: str | None, as_json: bool, watch: bool) -> None:
 def _list() -> None:
     names = place.names()
     if not names:
-        notes.print(f"no deployments in {place.home()}; start one with: exahpc up FILE", markup=False)
+        text = f"no deployments in {place.home()}; start one with: exahpc up FILE"
+        notes.print(text, markup=False, soft_wrap=True)
     for name in names:
         folder, deployment = opened(name)
         reply = ready.look(folder, 2.0)

@@ -44,10 +44,11 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         return
     prepare.check_programs(deployment)
     client = slurm_client(deployment)
-    start.refuse_twice(path, client)
-    _show_memory(deployment, ledgers)
-    folder, key = prepare.create(path, deployment)
-    start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
+    with start.alone(path):
+        start.refuse_twice(path, client)
+        _show_memory(deployment, ledgers)
+        folder, key = prepare.create(path, deployment)
+        start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
     if wait:
         _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
         endpoint = folder.endpoint()
@@ -58,9 +59,9 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     if key is not None:
         notes.print(f"API key (shown once; later: exahpc key {shown}):", soft_wrap=True)
         click.echo(key)
-    notes.print(
-        f'Next: exahpc chat {shown} "Hello", exahpc url {shown}, exahpc status {shown}, exahpc down {shown}'
-    )
+    notes.print("Next:")
+    for words in (f'chat {shown} "Hello"', f"url {shown}", f"status {shown}", f"down {shown}"):
+        notes.print(f"  exahpc {words}", markup=False, soft_wrap=True)  # a command that wraps cannot be copied
 
 
 def _explain(deployment: Deployment, path: Path) -> None:
@@ -124,7 +125,7 @@ def _wait(folder: Folder, deployment: Deployment, ended: Callable[[], str | None
             for look in looks:
                 bar.update(task, description=look.text, completed=look.done, total=look.total)
                 for line in look.news:
-                    notes.print(f"  {line}", markup=False)
+                    notes.print(f"  {line}", markup=False, soft_wrap=True)
                 if not notes.is_terminal and look.text != shown:  # a log file gets lines, not a bar
                     notes.print(f"  {look.text}", markup=False)
                 shown = look.text

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from exahpc.errors import ExahpcError, LinkError
+from exahpc.launch import words
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
 from exahpc.wire.link import ask
 
+_PATIENCE = 5.0
+"""Seconds before, and between, two looks into the logs of those that are not up."""
 _ORDER: tuple[m.ReplicaPhase, ...] = ("down", "launching", "loading", "canary", "ready", "draining")
 
 
@@ -87,11 +90,13 @@ def wait(
 ) -> Iterator[Progress]:
     """Looks twice a second until all wanted replicas are ready and an entry listens.
 
+    Of a broker or agents that do not come up it shows the ends of their logs.
     ended: why the deployment can never be ready (all its processes or jobs are gone), else None.
     Raises ExahpcError with that reason, or when `seconds` are over.
     """
     told: set[str] = set()
     start = clock()
+    read = start + _PATIENCE
     while True:
         reply = look(folder)
         shown = progress(reply, told) if reply else Progress(0, wanted, 0, 4 * wanted, "waiting for the head")
@@ -99,6 +104,9 @@ def wait(
             shown = msgspec.structs.replace(
                 shown, ready=0, done=shown.total - 1, text=f"{shown.text}, no entry yet"
             )
+        if not shown.is_ready and clock() >= read:
+            read = clock() + _PATIENCE
+            shown = msgspec.structs.replace(shown, news=(*shown.news, *words.silent(folder, reply, told)))
         yield shown
         if shown.is_ready:
             return

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from exahpc.deployment import parse
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, SlurmError
-from exahpc.launch import cluster, local, ready
+from exahpc.launch import cluster, local, ready, words
 from exahpc.slurm.api import SlurmClient
+from exahpc.slurm.jobbook import JobBook
 from exahpc.slurm.scripts import directory
 from exahpc.wire.folder import Folder
 
@@ -31,6 +36,26 @@ def plan(deployment: Deployment, path: Path) -> tuple[list[tuple[str, ...]], lis
             commands.append(local.commands(deployment, path, found)["head"])
         commands += [made.argv() for made in cluster.submissions(deployment, path, found).values()]
     return commands, files
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep any other `up` of this deployment out. A lock of the kernel goes with its process, however that ends.
+
+    Raises DeploymentError when another one is at work.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(path / "up.lock", "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeploymentError(
+                f"another `exahpc up` of {path.name} is at work: wait for it, then see `exahpc status {path.name}`"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise  # else a file system without locks: `refuse_twice` has to do
+        yield
 
 
 def refuse_twice(path: Path, client: SlurmClient | None) -> None:
@@ -73,23 +98,35 @@ def begin(
 def ended(
     folder: Folder, deployment: Deployment, client: SlurmClient | None, clock: Callable[[], float]
 ) -> Callable[[], str | None]:
-    """A question for `ready.wait`: why can this never become ready? Slurm is asked only while no head can tell."""
+    """A question for `ready.wait`: why can this never become ready?
+
+    A supervisor of this machine that has given up, the head's job or all jobs ended. Single tasks are the broker's
+    business. Slurm is asked more rarely once a head has reported.
+    """
     asked = clock()
+    logs = folder.path / "logs"
 
     def question() -> str | None:
         nonlocal asked
-        logs = folder.path / "logs"
-        if client is None:
-            running = local.running(folder)
-            names = [name for name in local.supervisors(folder) if name not in running]
-            return f"{', '.join(names)} ended while starting: look into {logs}" if names else None
-        if clock() - asked < SLURM_PACE or folder.head() is not None:
+        living = local.living(folder)
+        gone = [name for name in local.supervisors(folder) if name not in living]
+        if gone:
+            return f"{', and '.join(words.ended(folder, name) for name in gone[:3])}: look into {logs}"
+        headed = folder.head() is not None
+        if client is None or clock() - asked < (6 if headed else 1) * SLURM_PACE:
             return None
         asked = clock()
         try:
-            living = cluster.living(client, folder)
+            jobs = {record.id for record in cluster.living(client, folder)}
         except SlurmError:
             return None  # a failed question says nothing about the jobs
-        return None if living else f"all jobs have ended: look into {logs}, and `sacct` for Slurm's reason"
+        head = JobBook.load(folder.path).head
+        if jobs and head is not None and head not in jobs:
+            last = words.last_words(folder, "head")
+            said = f" (its log ends with: {last})" if last else ""
+            return f"the head's job {head} has ended{said}: look into {logs}, and `sacct` for Slurm's reason"
+        if jobs or (headed and deployment.head.placement == "local"):  # that one submits lost tasks again
+            return None
+        return f"all jobs have ended: look into {logs}, and `sacct` for Slurm's reason"
 
     return question

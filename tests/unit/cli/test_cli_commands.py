@@ -15,6 +15,7 @@ from exahpc.deployment.parse import load
 from exahpc.launch import cluster, local, prepare
 from exahpc.slurm.scripts import directory
 from exahpc.wire import messages as m
+from tests.tiny import make_tokenizer
 
 JOBS = Path(__file__).parents[3] / "jobs"
 CONFIG = {
@@ -94,7 +95,7 @@ def test_a_dry_run_needs_no_slurm(home: Path, tmp_path: Path, monkeypatch: pytes
     model = tmp_path / "m"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
-    (model / "tokenizer.json").write_bytes(b"")
+    make_tokenizer(model)
     (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     file = tmp_path / "d.toml"
     file.write_text(f'name="d"\nmodel.path="{model}"\n[[pool]]\nname="a"\nreplicas=2\nslurm.extra=["--x=a b"]')
@@ -154,3 +155,18 @@ def test_json_for_users_has_the_names_of_the_fields() -> None:
 def test_a_question_that_is_no_text_is_refused(argv: tuple[str, ...]) -> None:
     ended = run(*argv)
     assert (ended.exit_code, "character 2 is not valid UTF-8" in ended.output) == (2, True)
+
+
+def test_what_to_do_next_is_one_command_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a-rather-long-name-of-a-deployment-as-they-are-wont-to-be-here"
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    file = tmp_path / "d.toml"
+    file.write_text(f'name="{name}"\nmodel.path="."\n[[pool]]\nname="a"\n[launcher]\nkind="local"\nmpirun="true"')
+    monkeypatch.setattr("exahpc.launch.start.begin", lambda *_, **__: None)
+    monkeypatch.setattr("exahpc.cli.common.notes.width", 40)
+    done = run("up", file, "--no-wait")
+    assert done.exit_code == 0, done.output
+    commands = [line.strip() for line in done.output.splitlines() if line.startswith("  exahpc ")]
+    assert commands == [f'exahpc chat {name} "Hello"', *(f"exahpc {w} {name}" for w in ("url", "status", "down"))]

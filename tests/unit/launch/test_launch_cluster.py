@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import pytest
 
 from exahpc.deployment.parse import load
 from exahpc.errors import SlurmError
-from exahpc.launch import cluster, start
+from exahpc.launch import cluster, local, processes, start
 from exahpc.slurm.api import JobRecord, Submission
 from exahpc.slurm.jobbook import JobBook
-from exahpc.wire.folder import Folder
+from exahpc.wire.folder import Folder, HeadRecord
 
 TOML = 'name="d"\nmodel.path="/m"\n[[pool]]\nname="a"\nreplicas=2\n[[pool]]\nname="b"\n'
 
@@ -108,3 +109,37 @@ def test_a_failed_question_is_no_failed_job(tmp_path: Path) -> None:
     ended = start.ended(folder, load(TOML), client, lambda: now[0])
     now[0] = 1000.0
     assert ended() is None
+
+
+def test_waiting_makes_no_sense_without_the_heads_job_even_when_it_had_reported(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(), made(tmp_path)
+    cluster.submit(client, folder, cluster.submissions(load(TOML), folder.path, Path("/s")))
+    folder.publish_head(HeadRecord(1, "tcp://n1:5000", "n1", 1))
+    folder.logs("head", "broker.log").write_text("no space left on device\n")
+    now = [0.0]
+    ended = start.ended(folder, load(TOML), client, lambda: now[0])
+    now[0] = 1000.0
+    assert ended() is None
+    client.cancel("100")
+    now[0] = 2000.0
+    assert (ended() or "").startswith(
+        "the head's job 100 has ended (its log ends with: no space left on device): "
+    )
+
+
+def test_a_living_head_of_this_machine_submits_lost_jobs_again_but_a_dead_one_does_not(tmp_path: Path) -> None:
+    client, folder = FakeSlurm(), made(tmp_path)
+    deployment = load(TOML + '[head]\nplacement = "local"')
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    folder.publish_head(HeadRecord(1, "tcp://n1:5000", "n1", 1))
+    for job in list(client.submitted):
+        client.cancel(job)
+    local.start(folder, {"head": ("sleep", "60")})
+    now = [0.0]
+    ended = start.ended(folder, deployment, client, lambda: now[0])
+    now[0] = 1000.0
+    assert ended() is None
+    supervisor = local.supervisors(folder)["head"]
+    processes.send([supervisor], signal.SIGKILL)
+    processes.gone([supervisor], 10)
+    assert (ended() or "").startswith("head ended while starting")

@@ -100,3 +100,51 @@ def test_waiting_makes_no_sense_when_a_supervisor_is_gone(folder: Folder) -> Non
         assert (ended() or "").startswith("a-0 ended while starting")
     finally:
         local.stop(folder, 0.1)
+
+
+def test_a_supervisor_that_gives_up_says_why(folder: Folder) -> None:
+    gives_up = ("bash", "-c", "echo 'head.sbatch: --python /x cannot be run' >&2; exit 2")
+    local.start(folder, {"head": gives_up, "a-0": sleeper(folder)})
+    try:
+        processes.gone([local.supervisors(folder)["head"]], 10)
+        told = start.ended(folder, load(TOML), None, time.monotonic)() or ""
+        assert told.startswith("head ended while starting; head.sbatch: --python /x cannot be run: look into ")
+    finally:
+        local.stop(folder, 0.1)
+
+
+def test_two_at_once_do_not_start_the_same_deployment(folder: Folder) -> None:
+    with start.alone(folder.path):
+        with (
+            pytest.raises(DeploymentError, match=r"another `exahpc up` of d is at work: wait"),
+            start.alone(folder.path),
+        ):
+            raise AssertionError("not alone")
+        with start.alone(folder.path.with_name("other")):
+            pass
+    with start.alone(folder.path):
+        pass
+
+
+def test_one_that_died_while_starting_keeps_nobody_out(folder: Folder) -> None:
+    code = "import sys, time, pathlib; from exahpc.launch import start\n"
+    code += "with start.alone(pathlib.Path(sys.argv[1])): print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"1\n"
+    with pytest.raises(DeploymentError, match="at work"), start.alone(folder.path):
+        raise AssertionError("not alone")
+    child.kill()
+    child.wait()
+    with start.alone(folder.path):
+        pass
+
+
+def test_what_was_started_keeps_no_lock(folder: Folder) -> None:
+    with start.alone(folder.path):
+        local.start(folder, {"head": sleeper(folder)})
+    try:
+        with start.alone(folder.path):
+            pass
+    finally:
+        local.stop(folder, 0.1)

@@ -86,3 +86,19 @@ def test_waiting_ends_when_everything_is_gone() -> None:
 def test_waiting_ends_after_its_time() -> None:
     with pytest.raises(ExahpcError, match="not ready after 2 s"):
         run([None] * 9, [None] * 9, seconds=2)
+
+
+def test_those_that_do_not_come_up_are_quoted_while_we_wait(tmp_path: Path) -> None:
+    folder = Folder.create(tmp_path / "d", 'name = "d"')
+    folder.logs("head", "broker.log").write_text("address in use\n")
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    told = []
+    looks = ready.wait(folder, 1, ended=lambda: None, clock=lambda: now[0], sleep=sleep)
+    with mock.patch.object(ready, "look", return_value=None):
+        while now[0] < 60.0:
+            told += [(now[0], line) for line in next(looks).news]
+    assert told == [(5.0, "head is not up; its log ends with: address in use")]
