@@ -94,7 +94,7 @@ class Choice:
 
     def end(self, reason: Finish) -> None:
         """No more tokens come: what was held back comes out."""
-        self.reason = reason
+        self.reason, self.left = reason, 0
         if self.job.events is None:
             self.parts.append(self._text.finish())
         elif not self._told:

@@ -385,6 +385,14 @@ def test_a_resume_without_its_finish_ends_at_the_stop_it_holds() -> None:
     assert b'"text":"a"' not in done.data
 
 
+def test_a_choice_that_ended_elsewhere_takes_no_room_and_gives_none_back() -> None:
+    made = relay()
+    resume = [Resume(0, ids("abcdefgh"), 8, True), Resume(1, ids("x"), 1)]
+    made.submit(P, submit(n=2, attempt=2, resume=resume, first=False), 0)
+    made.cancel(P, "r")
+    assert made.room() == [(0, 0)]
+
+
 def test_what_an_ended_choice_still_owes_is_sent_while_the_others_go_on() -> None:
     made = relay()
     resume = [Resume(0, ids("abcdefgh"), 3), Resume(1, ids("x"), 1)]
