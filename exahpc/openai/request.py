@@ -83,9 +83,11 @@ def read_request(kind: Kind, body: bytes, served: str, most_choices: int) -> Req
 
 
 def _model(fields: Fields, served: str) -> str:
-    model = fields.string("model")
+    model = fields.get("model")
     if model is None:
         refuse("model", f"missing: name the model, here {served!r}")
+    if not isinstance(model, str):
+        refuse("model", f"{printable(model)} is no string: name the model, here {served!r}")
     if model != served:
         message = f"model: {printable(model)} is not served here: ask for {served!r}"
         raise RequestError(message, status=404, param="model", code="model_not_found")
