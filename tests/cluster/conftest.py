@@ -73,9 +73,12 @@ class DevCluster:
         self.broken.discard(node)
 
     def fail(self, node: str) -> None:
-        """Tell Slurm that the node is down, as an operator would. For a few seconds again and again: a last answer of
-        the dead node, still on its way, makes the controller take it back. What sinfo says is no proof, since a job
-        that cannot complete there hides the state; Slurm's own detection comes after 20 to 30 s in any case."""
+        """Tell Slurm that the node is down, as an operator would, for a few seconds again and again: a last answer
+        of the dead node, still on its way, makes the controller take it back.
+
+        What sinfo says is no proof, since a job that cannot complete there hides the state; Slurm's own detection
+        comes after 20 to 30 s in any case.
+        """
         self.broken.add(node)
         end = time.monotonic() + 4
         while time.monotonic() < end:
