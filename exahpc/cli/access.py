@@ -37,8 +37,8 @@ def url(name: str) -> None:
 def key(name: str) -> None:
     """Print an API key of NAME.
 
-    All keys are in secrets/api_keys of the deployment's folder, one a line ("label:key"); entries accept those
-    that were there when they started.
+    All keys are in secrets/api_keys of the deployment's folder, one a line ("label:key"). Entries read
+    the file again when it changes: add a line to admit, remove one to shut out.
     """
     folder, _ = opened(name)
     click.echo(first_key(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.mpi)
             item.add_marker(pytest.mark.timeout(400))  # ranks that share few cores start slowly
-            if not shutil.which("mpirun"):
-                item.add_marker(pytest.mark.skip(reason="no mpirun"))
 
 
 @pytest.fixture(scope="session")
