@@ -88,7 +88,7 @@ def engine(folder: Path, sequences: int, pack: bool) -> Callable[[list[list[int]
     def run(prompts: list[list[int]], new: int) -> list[float]:
         scheduler = Scheduler(Limits(sequences, sequences * context, context, chunk, 1, stage.vocabulary_size))
         for number, ids in enumerate(prompts):
-            refused = scheduler.admit(Admit(number, ids, new, 0, 0.0, 1.0, 0, 0, []))
+            refused = scheduler.admit(Admit(number, ids, new, 0, 0, 0, []))
             assert refused is None
         times = []
         while (plan := scheduler.plan()) is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from exahpc.openai.answers import Finish
 from exahpc.openai.text import TextStream
-from exahpc.wire.messages import Admit, Frame, Resume
+from exahpc.wire.messages import Admit, Frame, Resume, Sampling
 
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
@@ -69,11 +69,10 @@ class Choice:
             ids=[*self.prompt, *self.replayed],
             new=self.new - self.count,
             position=self.count,
-            temperature=request.temperature,
-            top_p=request.top_p,
             seed=self.job.seed,
             stream=self.index,
             stop_ids=[] if request.ignore_eos else list(eos_ids),
+            sampling=Sampling(request.temperature, request.top_p),
             batch=self.job.row,
         )
 

@@ -111,8 +111,6 @@ class Replica:
                 ids=CANARY_PROMPT,
                 new=CANARY_TOKENS,
                 position=0,
-                temperature=0.0,
-                top_p=1.0,
                 seed=0,
                 stream=0,
                 stop_ids=[],

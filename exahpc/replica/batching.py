@@ -105,8 +105,9 @@ class Scheduler:
             return f"{len(message.ids)} prompt + {message.new} new tokens exceed the KV cache of {limits.tokens}"
         if min(message.ids) < 0 or max(message.ids) >= limits.vocabulary:
             return f"token ids must lie in 0..{limits.vocabulary - 1}"
-        if not 0.0 <= message.temperature < float("inf") or not 0.0 < message.top_p <= 1.0:
-            return f"temperature = {message.temperature}, top_p = {message.top_p} are out of range"
+        temperature, top_p = message.sampling.temperature, message.sampling.top_p
+        if not 0.0 <= temperature < float("inf") or not 0.0 < top_p <= 1.0:
+            return f"temperature = {temperature}, top_p = {top_p} are out of range"
         return ""
 
     def abort(self, sequence: int) -> None:
@@ -247,8 +248,7 @@ class Scheduler:
             at,
             ids,
             True,
-            message.temperature,
-            message.top_p,
+            message.sampling,
             message.seed & (2**64 - 1),
             message.stream,
             message.position + sequence.generated,

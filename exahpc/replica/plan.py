@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from exahpc.wire.messages import Sampling
+
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence.
@@ -20,8 +22,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     past: int
     ids: list[int]
     sample: bool
-    temperature: float = 0.0
-    top_p: float = 1.0
+    sampling: Sampling = Sampling()
     seed: int = 0
     stream: int = 0
     position: int = 0
@@ -66,7 +67,7 @@ def most_bytes(sequences: int, tokens: int) -> int:
 
     MessagePack needs at most 9 bytes a number, 5 a token id (ids are below 2**32), 5 an array header.
     """
-    return _HEADER + 64 + sequences * (9 + (5 + 3 * 9) + (5 + 5 + 8 * 9)) + tokens * 5
+    return _HEADER + 64 + sequences * (9 + (5 + 3 * 9) + (5 + 5 + 20 * 9)) + tokens * 5
 
 
 def encode(plan: Plan, buffer: memoryview) -> int:

@@ -110,7 +110,7 @@ class Worker:
         grid, edges = self._grid, self._stage.vocabulary
         if grid.ranks == 1:
             return sample(part, rows)
-        if all(row.temperature == 0.0 for row in rows):  # the best of each slice is enough
+        if all(row.sampling.temperature == 0.0 for row in rows):  # the best of each slice is enough
             best = part.max(-1)
             pair = torch.stack((best.values.double(), (best.indices + edges[grid.rank]).double()))
             pairs = torch.empty(grid.ranks, 2, len(rows), dtype=torch.float64)

@@ -418,24 +418,45 @@ class Adopt(Message, frozen=True):
     agent: str
 
 
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How the tokens of one sequence are drawn; the defaults change nothing, temperature 0 is greedy.
+
+    top_k: 0 is off; min_p: share of the best token's probability that a token needs; penalties and logit_bias
+    are applied to the logits before the temperature; min_new: the sequence's stop ids are not drawn before it
+    has so many tokens; logprobs: so many alternatives beside the drawn token, -1 for none at all;
+    prompt_logprobs: the same for the tokens of the prompt.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_new: int = 0
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
 class Admit(Message, frozen=True):
     """agent -> replica: one sequence.
 
     ids: prompt (and, for a re-send, the emitted tokens after it); new: most tokens still to generate;
-    position: tokens generated before (the sampler's counter is (seed, stream, position)); stream: choice
-    index; stop_ids: token ids that end the sequence (not emitted); temperature 0 is greedy; batch: lower
-    priority than online requests.
+    position: tokens generated before (the sampler's counter is (seed, stream, position), and the last `position`
+    of `ids` are those tokens); stream: choice index; stop_ids: token ids that end the sequence (not emitted);
+    batch: lower priority than online requests.
     """
 
     sequence: int
     ids: list[int]
     new: int
     position: int
-    temperature: float
-    top_p: float
     seed: int
     stream: int
     stop_ids: list[int]
+    sampling: Sampling = Sampling()
     batch: bool = False
 
 

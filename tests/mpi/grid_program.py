@@ -23,7 +23,7 @@ from exahpc.replica.guard import guarded
 from exahpc.replica.head import Head
 from exahpc.replica.rank import follow
 from exahpc.replica.worker import Grid, Worker
-from exahpc.wire.messages import Admit, Message, NoRoom, ReplicaHello, StopReplica, Tokens
+from exahpc.wire.messages import Admit, Message, NoRoom, ReplicaHello, Sampling, StopReplica, Tokens
 
 
 class Script:
@@ -83,7 +83,12 @@ def main() -> None:
         if grid.is_head:
             tokens = case.get("tokens", case["sequences"] * case["context"])
             limits = Limits(case["sequences"], tokens, case["context"], case["chunk"], pp, stage.vocabulary_size)
-            script = Script([(a.pop("at", 0), Admit(**a)) for a in case["admits"]])
+            script = Script(
+                [
+                    (a.pop("at", 0), Admit(**{**a, "sampling": Sampling(**a.get("sampling", {}))}))
+                    for a in case["admits"]
+                ]
+            )
             hello = ReplicaHello("p", 0, 1, 1, 1, 1, "")
             Head(script, Scheduler(limits), worker, hello, pipelined=pp > 1).run()  # type: ignore[arg-type]
             results.append({n: [script.tokens[n], script.reasons[n]] for n in script.tokens})

@@ -86,7 +86,7 @@ def generate(folder: Path, wanted: list[tuple[list[int], int]]) -> list[list[int
 
 def admit(sequence: int, ids: list[int], new: int, **more: Any) -> dict[str, Any]:
     """One sequence for grid_program.py."""
-    plain = {"position": 0, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stream": 0, "stop_ids": []}
+    plain = {"position": 0, "seed": 0, "stream": 0, "stop_ids": []}
     return {"sequence": sequence, "ids": ids, "new": new, **plain, **more}
 
 

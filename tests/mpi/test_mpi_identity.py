@@ -27,10 +27,10 @@ def mixed(models: Path, kind: str, number: int) -> dict[str, Any]:
 def drawn(models: Path, others: bool) -> dict[str, Any]:
     """Sampled sequences: three choices, the first of them once more, and one over the whole vocabulary."""
     ids = prompts(7)
-    more = {"temperature": 0.8, "top_p": 0.95, "seed": 123}
+    more = {"sampling": {"temperature": 0.8, "top_p": 0.95}, "seed": 123}
     wanted = [admit(i, ids[3], 8, stream=i, at=i if others else 0, **more) for i in range(3)]
     wanted.append(admit(3, ids[3], 8, stream=0, at=0, **more))
-    wanted.append(admit(4, ids[2], 8, **{**more, "top_p": 1.0, "temperature": 0.5}))
+    wanted.append(admit(4, ids[2], 8, **{**more, "sampling": {"temperature": 0.5}}))
     if others:
         wanted += [admit(10 + i, ids[i], 9, at=i % 3, batch=True) for i in range(6)]
     return {"folder": str(models / "llama"), "sequences": 8, "context": 300, "chunk": 64, "admits": wanted}

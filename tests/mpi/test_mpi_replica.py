@@ -123,7 +123,7 @@ class Agent:
 
 
 def greedy(sequence: int, ids: list[int], new: int, stop_ids: list[int] | None = None) -> Admit:
-    return Admit(sequence, ids, new, 0, 0.0, 1.0, 0, 0, stop_ids or [])
+    return Admit(sequence, ids, new, 0, 0, 0, stop_ids or [])
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,11 @@ def draw(logits: Vector, row: Row) -> int:
     best = logits.max()
     if not np.isfinite(best):
         return -1
-    if row.temperature == 0.0:
+    if row.sampling.temperature == 0.0:
         return int(logits.argmax())
-    weights = np.exp((logits.astype(np.float64) - best) / row.temperature)
+    weights = np.exp((logits.astype(np.float64) - best) / row.sampling.temperature)
     total, chance = float(weights.sum()), uniform(row.seed, row.stream, row.position)
-    enough = row.top_p * total if row.top_p < 1.0 else chance * total
+    enough = row.sampling.top_p * total if row.sampling.top_p < 1.0 else chance * total
     size = len(weights)
     kept = min(_CANDIDATES, size)
     while True:  # nearly always the first few hundred tokens hold the mass that is asked for
@@ -48,7 +48,7 @@ def draw(logits: Vector, row: Row) -> int:
             break
         kept = min(size, kept * 8)
     last, mass = kept - 1, total
-    if row.top_p < 1.0:
+    if row.sampling.top_p < 1.0:
         last = min(last, int(np.searchsorted(reached, enough)))
         mass = float(reached[last])
     return int(order[min(last, int(np.searchsorted(reached, chance * mass, side="right")))])
@@ -56,7 +56,7 @@ def draw(logits: Vector, row: Row) -> int:
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     """One token for each row: logits [rows, vocabulary], float32, host memory."""
-    if all(row.temperature == 0.0 for row in rows):
+    if all(row.sampling.temperature == 0.0 for row in rows):
         best = logits.max(-1)
         finite = torch.isfinite(best.values)
         return [int(t) if good else -1 for t, good in zip(best.indices.tolist(), finite.tolist(), strict=True)]

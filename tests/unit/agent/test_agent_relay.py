@@ -170,7 +170,9 @@ def test_a_defect_of_ours_costs_one_request_only(monkeypatch: pytest.MonkeyPatch
 def test_choices_become_sequences_with_their_own_stream_and_one_seed() -> None:
     sent = admits(relay().submit(P, submit(n=3, temperature=0.5, top_p=0.9), 0))
     assert [(a.stream, a.seed, a.position, a.ids) for a in sent] == [(k, 5, 0, ids("hi")) for k in range(3)]
-    assert {(a.temperature, a.top_p, a.new, tuple(a.stop_ids)) for a in sent} == {(0.5, 0.9, 8, (257,))}
+    assert {(a.sampling.temperature, a.sampling.top_p, a.new, tuple(a.stop_ids)) for a in sent} == {
+        (0.5, 0.9, 8, (257,))
+    }
     assert len({a.sequence for a in sent}) == 3
     assert 0 not in {a.sequence for a in sent}
 

@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from exahpc.errors import StateError
 from exahpc.replica.batching import Limits, Scheduler
 from exahpc.replica.plan import Plan
-from exahpc.wire.messages import Admit, Tokens
+from exahpc.wire.messages import Admit, Sampling, Tokens
 
 STOP = 9
 
 
 def admit(sequence: int, prompt: int, new: int, *, batch: bool = False, position: int = 0) -> Admit:
     ids = [(sequence * 31 + i) % 8 for i in range(prompt)]
-    return Admit(sequence, ids, new, position, 0.0, 1.0, 7, 0, [STOP], batch)
+    return Admit(sequence, ids, new, position, 7, 0, [STOP], batch=batch)
 
 
 def limits(sequences: int = 4, tokens: int = 400, context: int = 100, chunk: int = 16, lanes: int = 1) -> Limits:
@@ -234,10 +234,10 @@ def test_a_slot_with_broken_numbers_is_wiped_before_its_next_use() -> None:
         admit(1, 0, 5),
         admit(1, 5, 0),
         admit(1, 90, 20),
-        Admit(1, [3, 10], 5, 0, 0.0, 1.0, 0, 0, []),
-        Admit(1, [-1], 5, 0, 0.0, 1.0, 0, 0, []),
-        Admit(1, [1], 5, 0, float("nan"), 1.0, 0, 0, []),
-        Admit(1, [1], 5, 0, 1.0, 0.0, 0, 0, []),
+        Admit(1, [3, 10], 5, 0, 0, 0, []),
+        Admit(1, [-1], 5, 0, 0, 0, []),
+        Admit(1, [1], 5, 0, 0, 0, [], Sampling(float("nan"))),
+        Admit(1, [1], 5, 0, 0, 0, [], Sampling(1.0, 0.0)),
     ],
 )
 def test_what_can_never_run_is_refused_with_a_reason(message: Admit) -> None:

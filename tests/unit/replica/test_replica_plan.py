@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exahpc.replica.plan import Move, Plan, Row, decode, encode, most_bytes
+from exahpc.wire.messages import Sampling
 
 big = st.integers(0, 2**63)
 ids = st.integers(0, 2**32 - 1)
-rows = st.builds(
-    Row, big, big, st.lists(ids, max_size=40), st.booleans(), st.floats(0, 9), st.floats(0, 1), big, big, big
-)
+sampling = st.builds(Sampling, st.floats(0, 9), st.floats(0, 1), big, st.floats(0, 1))
+rows = st.builds(Row, big, big, st.lists(ids, max_size=40), st.booleans(), sampling, big, big, big)
 moves = st.builds(Move, big, big, big)
 
 

@@ -9,12 +9,13 @@ torch.set_num_threads(1)
 
 from exahpc.replica.engine.sampler import draw, sample, uniform  # noqa: E402
 from exahpc.replica.plan import Row  # noqa: E402
+from exahpc.wire.messages import Sampling  # noqa: E402
 
 FIXED = (0.5170052385149787, 0.1699806337662293)
 
 
 def row(temperature: float = 1.0, top_p: float = 1.0, seed: int = 1, stream: int = 0, position: int = 0) -> Row:
-    return Row(0, 0, [1], True, temperature, top_p, seed, stream, position)
+    return Row(0, 0, [1], True, Sampling(temperature, top_p), seed, stream, position)
 
 
 def test_randomness_is_a_function_of_seed_stream_and_position() -> None:
