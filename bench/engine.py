@@ -1,0 +1,155 @@
+"""One rank of the engine as benches drive it: the real scheduler, plans, stage and sampler, without agent and MPI.
+
+Benches use this module alone, so that only this file follows the engine's insides.
+
+    import engine
+    rank = engine.Engine(folder, sequences=32, context=512)
+    rank.add(prompt_ids, new=48)
+    while (iteration := rank.step()) is not None: ...
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CHUNK = 128
+"""Prompt tokens of one iteration: what a rank on processors uses."""
+WARM = 2
+"""Decode steps that do not count."""
+
+_started = False
+
+
+def start(threads: int = 1) -> None:
+    """Once for each process, before torch is used: threads, no gradients, DeepSpeed's world of one rank."""
+    global _started
+    if _started:
+        return
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    import torch
+    from mpi4py import MPI
+
+    from exahpc.replica.engine import group
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    group.init(MPI.COMM_SELF, None)
+    _started = True
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """seconds: at its end, of time.perf_counter; new: tokens that went in; tokens: (sequence, id) that came out."""
+
+    seconds: float
+    new: int
+    tokens: list[tuple[int, int]]
+
+
+class Engine:
+    """One stage, one rank, tensor_parallel = pipeline_parallel = 1."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sequences: int = 32,
+        context: int = 512,
+        chunk: int = CHUNK,
+        dtype: str = "bfloat16",
+        pack: bool = False,
+    ) -> None:
+        """pack: a private copy of the weights in the processor's layout, instead of the shared file."""
+        import torch
+        from mpi4py import MPI
+
+        from exahpc.replica.engine.stage import Stage
+        from exahpc.replica.worker import Grid, Worker
+
+        self.stage = Stage(
+            folder,
+            stage=0,
+            stages=1,
+            rank=0,
+            ranks=1,
+            slots=sequences,
+            context=context,
+            dtype=getattr(torch, dtype),
+            pack=pack,
+        )
+        self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, sequences + chunk)
+        self._limits = (sequences, context, chunk)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all sequences, and all that was kept of their prefixes."""
+        from exahpc.replica.batching import Limits, Scheduler
+
+        sequences, context, chunk = self._limits
+        limits = Limits(sequences, sequences * context, context, chunk, 1, self.stage.vocabulary_size)
+        self._scheduler, self._next = Scheduler(limits), 0
+
+    def add(self, ids: Sequence[int], new: int, *, batch: bool = False) -> int:
+        """Greedy, without stop ids. Returns the sequence's number."""
+        from exahpc.wire.messages import Admit
+
+        number, self._next = self._next, self._next + 1
+        refused = self._scheduler.admit(Admit(number, list(ids), new, 0, 0, 0, [], batch=batch))
+        if refused:
+            raise SystemExit(f"the engine refused sequence {number}: {refused.reason}")
+        return number
+
+    def step(self) -> Iteration | None:
+        """One iteration; None when nothing is left to do."""
+        plan = self._scheduler.plan()
+        if plan is None:
+            return None
+        tokens = self._scheduler.done(plan.lane, self._worker.run(plan) or [])
+        return Iteration(time.perf_counter(), plan.tokens, tokens.tokens)
+
+
+# --- the measurements that all engines share: a side is a function of prompts ------------------------------------
+
+Side = Callable[[list[list[int]], int], tuple[float, float]]
+"""(prompts, new) -> (seconds of the prompts' prefill with the first tokens, median seconds of a decode step)."""
+
+
+def ours(rank: Engine) -> Side:
+    def run(prompts: list[list[int]], new: int) -> tuple[float, float]:
+        rank.clear()
+        for ids in prompts:
+            rank.add(ids, new)
+        last = begin = time.perf_counter()
+        filled, started, steps = 0.0, set[int](), list[float]()
+        while (iteration := rank.step()) is not None:
+            if filled and len(iteration.tokens) == len(prompts):  # prompts are done, nobody has left yet
+                steps.append(iteration.seconds - last)
+            last = iteration.seconds
+            started |= {sequence for sequence, _ in iteration.tokens}
+            if not filled and len(started) == len(prompts):
+                filled = last - begin
+        return filled, middle(steps)
+
+    return run
+
+
+def middle(steps: Sequence[float]) -> float:
+    """Median in seconds, without the first few; 0 when there are none."""
+    counted = sorted(steps[WARM:])
+    return counted[len(counted) // 2] if counted else 0.0
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """Random token ids: no two engines share a cached prefix, and no text is easier than another."""
+    import torch
+
+    random: Any = torch.Generator().manual_seed(seed)
+    found: list[list[int]] = torch.randint(100, 40_000, (count, length), generator=random).tolist()
+    return found
