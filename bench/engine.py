@@ -46,7 +46,7 @@ def start(threads: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Iteration:
-    """seconds: at its end, of time.perf_counter; new: tokens that went in; tokens: (sequence, id) that came out."""
+    """seconds: perf_counter at its end; new: tokens that went in; tokens: (sequence, id) that came out."""
 
     seconds: float
     new: int
