@@ -13,6 +13,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 Placement = Literal["job", "first-task", "local"]
 LauncherKind = Literal["slurm", "local"]
 Tls = Literal["auto", "on", "off"]
+Quantization = Literal["none", "int8"]
 
 
 class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,7 +28,13 @@ class Model(Frozen, frozen=True):
     name: str | None = None
     """Name that clients ask for; default: the folder's name."""
     dtype: Dtype = "bfloat16"
-    """Number format of weights, activations and KV cache."""
+    """Number format of weights, activations and KV cache. Weights of another format are converted once a node."""
+    quantization: Quantization = "none"
+    """"int8": the matrices of the layers as whole numbers of 8 bits, one scale a row: half the memory of bfloat16."""
+    stage: str | None = None
+    """Node-local directory, for instance "/dev/shm" or "$TMPDIR": each node copies the weights there once, and its
+    replicas map the copy. It is removed with the last that uses it. Default: weights are mapped where they lie, and
+    only what must be converted goes to "/tmp"."""
     context: int = 2048
     """Most tokens of one sequence, prompt and answer together."""
     fold_system: bool = False
