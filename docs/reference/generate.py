@@ -25,6 +25,7 @@ SECTIONS = (
     ("top of the file", spec.Deployment),
     ("[model]", spec.Model),
     ("[[pool]]", spec.Pool),
+    ("[pool.link]", spec.StageLinks),
     ("[head]", spec.Head),
     ("[slurm], [head.slurm], [pool.slurm]", spec.SlurmResources),
     ("[limits]", spec.Limits),
@@ -54,6 +55,8 @@ def type_words(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         inner = arguments[0]
+        if inner is int:
+            return "list of whole numbers"
         return "tables" if isinstance(inner, type) and issubclass(inner, spec.Frozen) else "list of strings"
     if origin is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in arguments)

@@ -120,6 +120,8 @@ def _wanted(kind: Any) -> str:
         return "a table"
     item = _tuple_item(kind)
     if item is not None:
+        if item is int:
+            return "a list of whole numbers, for instance [0, 1]"
         return "at least one table" if _is_struct(item) else 'a list of strings, for instance ["a", "b"]'
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in typing.get_args(kind))

@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 
 from exahpc.deployment.problems import Problems
-from exahpc.deployment.spec import Deployment, Frozen, Head, Limits, Model, Pool, Recovery, SlurmResources
+from exahpc.deployment.spec import (
+    Deployment,
+    Frozen,
+    Head,
+    Limits,
+    Model,
+    Pool,
+    Recovery,
+    SlurmResources,
+    StageLinks,
+)
 
 Bounds = tuple[float | None, float | None]
 
@@ -27,6 +37,7 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "threads_per_rank": (1, 1024),
         "devices_per_rank": (1, 64),
     },
+    StageLinks: {"group": (8, 65_536)},
     Head: {"entries": (1, 256), "port": (0, 65_535)},
     Limits: {
         "max_body_bytes": (1024, 60 * 2**20),
@@ -166,6 +177,7 @@ def _pool(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> No
     if deployment.launcher.kind == "local" and pool.nodes_per_replica > 1:
         remedy = 'launcher.kind = "local" has one machine: set 1, or use launcher.kind = "slurm"'
         problems.add(f"{at}.nodes_per_replica", pool.nodes_per_replica, remedy)
+    _links(at, pool, problems)
     _resources(f"{at}.slurm", pool.slurm, problems)
     _one_kind_of_devices(f"{at}.slurm", deployment.slurm, pool.slurm, problems)
 
@@ -191,6 +203,15 @@ def _grid(at: str, pool: Pool, problems: Problems) -> None:
             f"make pipeline_parallel a multiple of nodes_per_replica"
         )
         problems.add(f"{at}.nodes_per_replica", nodes, remedy)
+
+
+def _links(at: str, pool: Pool, problems: Problems) -> None:
+    stages = pool.pipeline_parallel
+    for number in pool.link.exact:
+        if problems.clean(f"{at}.pipeline_parallel", f"{at}.link.exact") and not 0 <= number < stages - 1:
+            has = f"links 0 to {stages - 2}" if stages > 2 else "link 0 only" if stages == 2 else "no links"
+            remedy = f"pipeline_parallel = {stages} has {has}: remove it"
+            problems.add(f"{at}.link.exact", number, remedy)
 
 
 def _resources(at: str, resources: SlurmResources, problems: Problems) -> None:

@@ -13,6 +13,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 Placement = Literal["job", "first-task", "local"]
 LauncherKind = Literal["slurm", "local"]
 Tls = Literal["auto", "on", "off"]
+LinkVia = Literal["device", "host"]
 Quantization = Literal["none", "int8"]
 
 
@@ -76,6 +77,21 @@ class SlurmResources(Frozen, frozen=True):
     """Further sbatch flags, as they are."""
 
 
+class StageLinks(Frozen, frozen=True):
+    """`[pool.link]`: how hidden states go from one pipeline stage to the next. Link 0 joins stages 0 and 1."""
+
+    int8: bool = False
+    """Send hidden states in 8 bits: a quarter of float32's bytes, half of bfloat16's, at some loss of quality.
+    `make bench-stage-links` measures both."""
+    group: int = 64
+    """Neighbouring numbers that share one scale in 8 bits: fewer lose less and send more."""
+    exact: tuple[int, ...] = ()
+    """Links that stay exact when `int8` is on, for instance [0]."""
+    via: LinkVia = "device"
+    """With accelerators: straight from device to device by their collective library, or through host memory by
+    MPI. Without effect on CPUs."""
+
+
 class Pool(Frozen, frozen=True):
     """`[[pool]]`: one job array of identical tasks."""
 
@@ -104,6 +120,8 @@ class Pool(Frozen, frozen=True):
     copy of the weights. Default: when a task holds one replica. Without effect on accelerators."""
     requeue: bool = True
     """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
+    link: StageLinks = StageLinks()
+    """How the stages of a pipeline hand over hidden states."""
     slurm: SlurmResources = SlurmResources()
     """Resources of this pool, where they differ from [slurm]."""
 
