@@ -16,6 +16,8 @@ from exahpc.deployment.spec import Dtype, Pool
 from exahpc.errors import DeploymentError
 
 BYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+BLOCK = 16
+"""Tokens of one block of the KV cache."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -86,8 +88,12 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 def kv_tokens(pool: Pool, context: int) -> int:
-    """Tokens that one replica's KV cache holds: as written, else half of what all sequences could fill."""
-    return pool.kv_tokens or max(context, pool.max_sequences * context // 2)
+    """Tokens that one replica's KV cache holds: as written, else half of what all sequences could fill.
+
+    Always whole blocks: rounded up to a multiple of BLOCK.
+    """
+    tokens = pool.kv_tokens or max(context, pool.max_sequences * context // 2)
+    return -(-tokens // BLOCK) * BLOCK
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> int:

@@ -493,20 +493,32 @@ class Tokens(Message, frozen=True):
 
 
 class ReplicaBeat(Message, frozen=True):
-    """replica -> agent, every second and after each change of the set of sequences."""
+    """replica -> agent, every second and after each change of the set of sequences.
+
+    kv_free: tokens of KV cache that no running sequence holds; kv_cached: those of them that still hold prompts
+    for the next request that begins alike; prefix_hits: prompt tokens that did not have to be computed so far;
+    preemptions: running sequences that had to give way so far.
+    """
 
     running: int
     waiting: int
     kv_free: int
     steps: int
     tokens: int
+    kv_cached: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
 
 
 class NoRoom(Message, frozen=True):
-    """replica -> agent: this sequence can never fit (agents check first; a mismatch is a defect)."""
+    """replica -> agent: this sequence can never fit (agents check first; a mismatch is a defect).
+
+    full: it could, but too many wait already: send it elsewhere or later.
+    """
 
     sequence: int
     reason: str
+    full: bool = False
 
 
 EntryToAgent = Submit | Submits | Cancel

@@ -64,7 +64,7 @@ def test_stages_cover_all_layers_and_differ_by_one_at_most(layers: int, stages: 
 def test_the_default_kv_cache_holds_half_of_all_sequences_but_one_context_at_least() -> None:
     assert kv_tokens(Pool(name="a", max_sequences=16), 2048) == 16 * 1024
     assert kv_tokens(Pool(name="a", max_sequences=1), 2048) == 2048
-    assert kv_tokens(Pool(name="a", kv_tokens=9999), 2048) == 9999
+    assert kv_tokens(Pool(name="a", kv_tokens=9999), 2048) == 10_000  # whole blocks
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, "8", True, 1.5])
