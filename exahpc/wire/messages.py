@@ -485,11 +485,28 @@ class ReplicaHello(Message, frozen=True):
 Reason = Literal["stop", "length", "error"]
 
 
+class Likelihood(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Natural log-probability of one token, given all before it, and of the likeliest ones in its place.
+
+    Of the raw logits: before penalties, bias and temperature. top: (token id, log-probability), best first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class Tokens(Message, frozen=True):
-    """replica -> agent, once a step: (sequence, token id) pairs, then the sequences that ended and why."""
+    """replica -> agent, once a step: (sequence, token id) pairs, then the sequences that ended and why.
+
+    logprobs: of those of the tokens whose sequence asked for them; prompt: of tokens of a prompt, piece by piece
+    from its second one on (the first has none before it), all of them before the first token drawn.
+    """
 
     tokens: list[tuple[int, int]]
     ended: list[tuple[int, Reason]]
+    logprobs: list[tuple[int, Likelihood]] = []
+    prompt: list[tuple[int, list[Likelihood]]] = []
 
 
 class ReplicaBeat(Message, frozen=True):
