@@ -38,7 +38,7 @@ class Transfer(Protocol):
         """Whether it has come to its end, without waiting. Some libraries only know after `wait`."""
 
     def wait(self) -> None:
-        """Return when it has: for a received tensor, when work given to the device from now on sees the numbers."""
+        """Return when it has: work that is given to the device from now on sees a received tensor's numbers."""
 
 
 class StageLink(Protocol):
@@ -95,9 +95,7 @@ class _Message:
 
     __slots__ = ("_after", "_keep", "_request")
 
-    def __init__(
-        self, request: MPI.Request, keep: torch.Tensor, after: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, request: MPI.Request, keep: torch.Tensor, after: Callable[[], None] | None = None) -> None:
         self._request, self._keep, self._after = request, keep, after
 
     def done(self) -> bool:
@@ -133,7 +131,7 @@ class DeviceLink:
 
 
 class _Posted:
-    """Work of torch.distributed and the memory that it uses. On accelerators `wait` orders streams, not the host."""
+    """Work of torch.distributed and the memory that it uses. On accelerators `wait` orders streams only."""
 
     __slots__ = ("_keep", "_work")
 

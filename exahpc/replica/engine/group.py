@@ -1,18 +1,23 @@
 """torch.distributed and DeepSpeed over MPI ranks.
 
-torch.distributed's world is one replica stage's tensor-parallel group; everything else a replica says is plain
-MPI. On CPUs the collectives run on mpi4py itself: torch's wheel has no MPI backend, and gloo costs milliseconds
-per all-reduce once ranks outnumber cores. It needs no port either. Accelerators use their own library (NCCL,
-RCCL, oneCCL), whose rendezvous comes from the same communicator.
+On CPUs torch.distributed's world is one stage's tensor-parallel group; everything else a replica says is plain
+MPI. The collectives run on mpi4py itself: torch's wheel has no MPI backend, and gloo costs milliseconds per
+all-reduce once ranks outnumber cores. It needs no port either.
+
+With accelerators the world is the whole replica, so that stages can hand over hidden states by the accelerators'
+own library (NCCL, RCCL, oneCCL), and the tensor-parallel group is a subgroup. Its rendezvous comes by MPI. That
+path is tested with gloo in the library's place; not run on CUDA yet.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
+import deepspeed.comm
 import deepspeed.ops
 import torch
 import torch._C._distributed_c10d as c10d
@@ -79,6 +84,13 @@ class MPIProcessGroup(dist.ProcessGroup):
                 tensor.copy_(work.view(tensor.shape))
         return _DONE
 
+    def sum(self, tensor: torch.Tensor) -> None:
+        """`allreduce` without what lies between a caller and MPI: that takes longer than a small sum."""
+        if tensor.dtype is torch.float32 and tensor.is_contiguous():
+            self._comm.Allreduce(MPI.IN_PLACE, [buffer(tensor), tensor.numel(), MPI.FLOAT], MPI.SUM)
+        else:
+            self.allreduce([tensor])
+
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
         for tensor in tensors:
             work = tensor.contiguous()
@@ -96,26 +108,90 @@ class MPIProcessGroup(dist.ProcessGroup):
         return _DONE
 
 
-def init(comm: MPI.Intracomm, device: int | None) -> None:
-    """Make `comm` the world of torch.distributed and of DeepSpeed.
+class _Parallel:
+    """What Megatron calls mpu: DeepSpeed asks it for the tensor-parallel group of this rank."""
 
-    device: this rank's accelerator (index among the visible), or None on CPUs. Collective over `comm`.
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._group
+
+    def get_model_parallel_rank(self) -> int:
+        return self._group.rank()
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._group.size()
+
+    def get_data_parallel_group(self) -> None:
+        return None
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def get_data_parallel_world_size(self) -> int:
+        return 1
+
+
+_settings: dict[str, Any] = {}
+
+
+def init(
+    tp: MPI.Intracomm, device: int | None, *, world: MPI.Intracomm | None = None, backend: str | None = None
+) -> None:
+    """Make `tp`, this stage's ranks, the tensor-parallel group of torch.distributed and DeepSpeed.
+
+    device: this rank's accelerator (index among the visible), or None on CPUs. world: the whole replica, stage
+    after stage; torch's world is then that and `tp` a subgroup. backend: default the device's own library,
+    "mpi4py" on CPUs. Collective over `world`, else over `tp`.
     """
     accelerator = deepspeed.accelerator.get_accelerator()
-    backend: str
-    store: c10d.Store
+    whole = world or tp
     if device is None:
-        backend, store = "mpi4py", c10d.HashStore()
-        _register(comm)
+        backend = backend or "mpi4py"
     else:
         os.environ["LOCAL_RANK"] = str(device)  # DeepSpeed sets its device from this
         accelerator.set_device(device)
-        backend, store = accelerator.communication_backend_name(), _store(comm)
-    dist.init_process_group(backend, rank=comm.rank, world_size=comm.size, store=store)
+        backend = backend or accelerator.communication_backend_name()
+    store: c10d.Store
+    if backend == "mpi4py":
+        store = c10d.HashStore()
+        _register(whole)
+    else:
+        store = _store(whole)
+    dist.init_process_group(backend, rank=whole.rank, world_size=whole.size, store=store)
     # DeepSpeed's shared-memory all-reduce is compiled at start (a minute), busy-waits, ignores process groups and
     # leaves files in /dev/shm: the work goes to the group made above.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    _settings.clear()
+    _settings["tp_size"] = tp.size
+    if whole.size > tp.size:
+        groups = [dist.new_group(list(range(a, a + tp.size))) for a in range(0, whole.size, tp.size)]
+        mine = groups[whole.rank // tp.size]
+        # Both: with mpu alone DeepSpeed splits nothing, with tp_group alone it builds the first stage's group.
+        _settings.update(mpu=_Parallel(mine), tp_group=mine)
+
+
+def settings() -> dict[str, Any]:
+    """`tensor_parallel` of deepspeed.init_inference, after `init`."""
+    return dict(_settings)
+
+
+def summation(group: Any) -> Callable[[torch.Tensor], None] | None:
+    """How the ranks of a group sum a tensor in place; None when there is nothing to sum.
+
+    group: the `mp_group` of a module that AutoTP made.
+    """
+    if group is None or group.size() == 1:
+        return None
+    if isinstance(group, MPIProcessGroup):
+        return group.sum
+
+    def by_deepspeed(tensor: torch.Tensor) -> None:
+        deepspeed.comm.inference_all_reduce(tensor, group=group)
+
+    return by_deepspeed
 
 
 def _register(comm: MPI.Intracomm) -> None:

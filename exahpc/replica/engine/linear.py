@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
 from torch import nn
 
+from exahpc.replica.engine.group import summation
+
 Product = Callable[[torch.Tensor], torch.Tensor]
 _KINDS = ("Linear", "LinearLayer", "LinearAllreduce")
 
@@ -85,14 +87,12 @@ def _plain(multiply: Product) -> Callable[[Any, torch.Tensor], torch.Tensor]:
 
 
 def _reduced(multiply: Product, bias: Any, group: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    import deepspeed.comm
-
-    alone = group is None or deepspeed.comm.get_world_size(group) == 1
+    add_up = summation(group)
 
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         out = multiply(x)
-        if not alone:
-            deepspeed.comm.inference_all_reduce(out, group=group)
+        if add_up is not None:
+            add_up(out)
         return out if bias is None else out + bias
 
     return forward

@@ -22,6 +22,7 @@ from exahpc.deployment.grid import layers_of_stage
 from exahpc.replica.engine.attention import SlotCache, Step
 from exahpc.replica.engine.checkpoint import Checkpoint
 from exahpc.replica.engine.decoder import Decoder
+from exahpc.replica.engine.group import settings
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Stage:
             engine = deepspeed.init_inference(
                 body,
                 dtype=dtype,
-                tensor_parallel={"tp_size": ranks},
+                tensor_parallel=settings(),
                 replace_with_kernel_inject=False,
                 keep_module_on_host=on_cpu,  # on CPUs the shards stay views of the mapped file
             )

@@ -142,7 +142,10 @@ def test_broken_toml_names_the_line() -> None:
         (GOOD + '[pool.link]\nvia = "pigeon"', 'pool[0].link.via = "pigeon": must be one of "device"'),
         (GOOD + '[pool.link]\nexact = ["a"]', 'pool[0].link.exact = ["a"]: must be a list of whole numbers'),
         (GOOD + "[pool.link]\nexact = [0]", "pool[0].link.exact = 0: pipeline_parallel = 1 has no links"),
-        (GOOD + "pipeline_parallel=3\n[pool.link]\nexact = [0, 2]", "pool[0].link.exact = 2: pipeline_parallel = 3 has links 0 to 1"),
+        (
+            GOOD + "pipeline_parallel=3\n[pool.link]\nexact = [0, 2]",
+            "pool[0].link.exact = 2: pipeline_parallel = 3 has links 0 to 1",
+        ),
         (GOOD + '[head]\nbind = "localhost"', 'head.bind = "localhost": must be an IP address'),
         (GOOD + "[head]\nport = -1", "head.port = -1: must be at least 0"),
         (GOOD + "[recovery]\nbeat_seconds = nan", "recovery.beat_seconds = NaN: must be at least 0.1"),
