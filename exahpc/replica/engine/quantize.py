@@ -31,7 +31,7 @@ def pack(x: torch.Tensor, group: int) -> torch.Tensor:
     wide = wide.reshape(tokens, groups, group)
     scale = wide.abs().amax(-1, keepdim=True).div_(127).clamp_(min=_LEAST)
     out = torch.empty(tokens, packed_width(hidden, group), dtype=torch.uint8, device=x.device)
-    numbers = (wide / scale).round_().view(tokens, -1)[:, :hidden]
+    numbers = (wide / scale).round_().view(tokens, groups * group)[:, :hidden]
     out[:, :hidden].view(torch.int8).copy_(numbers)
     out[:, hidden:].copy_(scale.view(tokens, groups).view(torch.uint8))
     return out
@@ -45,4 +45,4 @@ def unpack(packed: torch.Tensor, out: torch.Tensor, group: int) -> None:
     if hidden % group:
         out.mul_(scale.repeat_interleave(group, 1)[:, :hidden])
     else:
-        out.view(tokens, -1, group).mul_(scale[..., None])
+        out.view(tokens, hidden // group, group).mul_(scale[..., None])
