@@ -29,6 +29,11 @@ class DevCluster:
         self.conf = str(self.directory / "etc" / "slurm.conf")
         self.broken: set[str] = set()
 
+    def __repr__(self) -> str:
+        """What a failed wait shows."""
+        nodes = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %E")
+        return f"nodes:\n{nodes}jobs:\n{self.run('squeue', '-h', '-o', '%i %j %T %N %r')}"
+
     def _do(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(_SCRIPT), *arguments],
@@ -113,15 +118,15 @@ class DevCluster:
             self._do("exec", node, "true")
             if self.state(node) == "down":
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(lambda: all(self.state(n) == "idle" for n in self.nodes), "all nodes are idle", 60)
+        wait_for(lambda: all(self.state(n) == "idle" for n in self.nodes), "all nodes are idle", 60, self)
         self.broken.clear()
 
 
-def wait_for(true: Callable[[], object], what: str, seconds: float = 30) -> None:
-    """Poll until `true()`; fails the test, saying what did not happen."""
+def wait_for(true: Callable[[], object], what: str, seconds: float = 30, story: object = "") -> None:
+    """Poll until `true()`; fails the test, saying what did not happen, and `story` as it is then."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
+        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what} {story!r}"
         time.sleep(0.1)
 
 
