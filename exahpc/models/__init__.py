@@ -1,1 +1,4 @@
-"""Small open models that ship inside packages of the Python package registry: something to serve at once."""
+"""Checkpoints as files: small open models to fetch, conversion and INT8, and the copies that nodes keep of them.
+
+Only what converts needs torch, and imports it when it does.
+"""
