@@ -13,6 +13,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from exahpc.models import copies
+
 _REPLICA = b"exahpc.replica"
 
 
@@ -84,13 +86,16 @@ def slurm_steps(pids: Iterable[int]) -> set[str]:
 
 
 def shared_memory(pids: Iterable[int]) -> list[str]:
-    """Files in /dev/shm that these processes map: MPI leaves them behind when its ranks are killed."""
+    """Files in /dev/shm that these processes map: MPI leaves them behind when its ranks are killed.
+
+    Copies of weights (`models.copies`) are none of them: other replicas map them too.
+    """
     files = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 at = line.find("/dev/shm/")
-                if at >= 0 and not line.endswith(" (deleted)"):
+                if at >= 0 and not line.endswith(" (deleted)") and copies.PREFIX not in line[at:]:
                     files.add(line[at:])
     return sorted(files)
 

@@ -3,6 +3,7 @@ threads."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -15,7 +16,8 @@ from pathlib import Path
 from exahpc.agent import launch
 from exahpc.agent.steps import Step, adoptable, socket_path
 from exahpc.deployment.spec import Deployment, Pool
-from exahpc.errors import DeploymentError
+from exahpc.errors import DeploymentError, ExahpcError
+from exahpc.models import copies
 from exahpc.slurm.steps import replica_step
 from exahpc.wire.folder import Folder, runtime_directory
 
@@ -44,7 +46,7 @@ class Starter:
         program = launch.replica_argv(sys.executable, self._folder.path, pool.name, slot, incarnation, listen)
         return Step.start(
             self._argv(name, program),
-            launch.environment(os.environ, pool),
+            self._environment(),
             pool=pool.name,
             slot=slot,
             incarnation=incarnation,
@@ -61,8 +63,15 @@ class Starter:
         ranks = self._pool.ranks_per_replica
         return launch.mpirun_argv(launcher, _mpi(launcher.mpirun), ranks, program, root=os.geteuid() == 0)
 
+    def _environment(self) -> dict[str, str]:
+        """With what `model.stage` means here: a step may have another TMPDIR, but replicas share their copy."""
+        stage = str(copies.directory(self._deployment.model.stage, os.environ))
+        return {**launch.environment(os.environ, self._pool), copies.DIRECTORY: stage}
+
     def leave(self) -> None:
-        """Remove the runtime directory when nothing is left in it."""
+        """Remove the copies of weights that nobody uses any more, and the runtime directory when it is empty."""
+        with contextlib.suppress(ExahpcError):
+            copies.Store(copies.directory(self._deployment.model.stage, os.environ)).sweep()
         try:
             self.runtime.rmdir()
         except OSError:

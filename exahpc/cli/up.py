@@ -39,6 +39,8 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     if dry_run:
         _explain(deployment, path)
     ledgers = prepare.check_model(deployment)
+    if note := prepare.note_on_conversion(deployment):
+        notes.print(note, markup=False)
     if dry_run:
         _show_memory(deployment, ledgers)
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from exahpc.deployment.spec import Dtype, Pool
+from exahpc.deployment.spec import Dtype, Pool, Quantization
 from exahpc.errors import DeploymentError
 
 BYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -51,6 +51,16 @@ class ModelShape(msgspec.Struct, frozen=True):
     def layer_parameters(self) -> int:
         attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.mlp + 2 * self.hidden
+
+    def layer_bytes(self, dtype: Dtype, quantization: Quantization = "none") -> int:
+        """Weights of one layer. INT8: one byte a number of a matrix and four a row; norms stay as they are."""
+        if quantization == "none":
+            return self.layer_parameters * BYTES[dtype]
+        norms, rows = (
+            2 * self.hidden,
+            self.head_size * (self.heads + 2 * self.kv_heads) + 2 * (self.hidden + self.mlp),
+        )
+        return self.layer_parameters - norms + 4 * rows + norms * BYTES[dtype]
 
     @property
     def parameters(self) -> int:
@@ -101,7 +111,9 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> int:
     return layers // stages + (stage < layers % stages)
 
 
-def ledger(shape: ModelShape, pool: Pool, context: int, dtype: Dtype) -> Ledger:
+def ledger(
+    shape: ModelShape, pool: Pool, context: int, dtype: Dtype, quantization: Quantization = "none"
+) -> Ledger:
     """Memory of one replica of this pool, whose grid `architectures.check` found good for the model."""
     size, tp, pp = BYTES[dtype], pool.tensor_parallel, pool.pipeline_parallel
     tokens = kv_tokens(pool, context)
@@ -110,10 +122,11 @@ def ledger(shape: ModelShape, pool: Pool, context: int, dtype: Dtype) -> Ledger:
     share = -(-shape.kv_heads // tp) / shape.kv_heads  # heads are not split: uneven ranks exist
     table = shape.vocabulary * shape.hidden
     tables = table if shape.tied or pp > 1 else 2 * table
+    layer, whole = shape.layer_bytes(dtype, quantization), shape.parameters - shape.layers * shape.layer_parameters
     return Ledger(
-        weights=shape.parameters * size + (table * size if shape.tied and pp > 1 else 0),
+        weights=shape.layers * layer + whole * size + (table * size if shape.tied and pp > 1 else 0),
         kv_per_token=shape.layers * per_layer_kv,
         kv_tokens=tokens,
-        rank_weights=int((most_layers * shape.layer_parameters * share + tables / tp) * size),
+        rank_weights=int(most_layers * layer * share + tables / tp * size),
         rank_kv=int(most_layers * per_layer_kv * share * tokens),
     )

@@ -19,12 +19,11 @@ from exahpc.deployment import architectures, parse, render
 from exahpc.deployment.grid import Ledger, ModelShape, ledger
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, LinkError
+from exahpc.models import copies
+from exahpc.models.checkpoint import Wanted, must_convert, read_head, weight_files
 from exahpc.wire.address import head_address, host_address
 from exahpc.wire.folder import Folder, write_atomic
 from exahpc.wire.tls import ensure_authority
-
-_LONGEST_HEADER = 100_000_000
-"""Bytes; the format's own bound."""
 
 
 def read(file: Path, name: str | None = None) -> Deployment:
@@ -70,12 +69,9 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
         hint = "`exahpc model fetch` gets a small one to try" if path.name == "smollm2" else "correct the path"
         raise DeploymentError(f"model.path = {str(path)!r}: there is no such folder; {hint}")
     config = _config(path)
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
+    if not any(path.glob("*.safetensors")):
         raise DeploymentError(f"model.path = {str(path)!r}: holds no .safetensors file; convert the weights first")
-    for file in weights:
-        if not _is_whole(file):
-            raise DeploymentError(f"model.path = {str(path)!r}: {file.name} is cut or damaged; copy it again")
+    _converts(deployment)
     if not (path / "tokenizer.json").is_file():
         raise DeploymentError(f"model.path = {str(path)!r}: holds no tokenizer.json; save the tokenizer beside it")
     _check_tokenizer(path, fold_system=deployment.model.fold_system)
@@ -89,24 +85,28 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
             pool=pool.name,
         )
     shape = ModelShape.of(config)
-    return {pool.name: ledger(shape, pool, context, dtype) for pool in deployment.pool}
+    quantization = deployment.model.quantization
+    return {pool.name: ledger(shape, pool, context, dtype, quantization) for pool in deployment.pool}
 
 
-def _is_whole(file: Path) -> bool:
-    """Whether a safetensors file is as long as its header says: else it would fail only on the nodes."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            size = os.fstat(opened.fileno()).st_size
-            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-                return False
-            header = json.loads(opened.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return False
-    except OSError as error:
-        raise DeploymentError(f"model.path: {file} cannot be read: {error.strerror or error}") from None
-    return size == 8 + length + max(ends, default=0)
+def note_on_conversion(deployment: Deployment) -> str | None:
+    """What `up` should say when each node has to convert the weights before its replicas start."""
+    model = deployment.model
+    if not _converts(deployment):
+        return None
+    form = model.dtype if model.quantization == "none" else f"{model.dtype} with {model.quantization} matrices"
+    where = model.stage or copies.DEFAULT
+    return (
+        f"The weights are not stored as {form}: each node converts them once, into {where}. "
+        f"`exahpc model convert` does it once for all nodes."
+    )
+
+
+def _converts(deployment: Deployment) -> bool:
+    """Raises DeploymentError when a file of weights is missing, cut or damaged."""
+    path, model = Path(deployment.model.path), deployment.model
+    heads = [read_head(path / name) for name in weight_files(path)]  # all: each is checked
+    return must_convert(heads, Wanted(model.dtype, model.quantization))
 
 
 def _check_tokenizer(path: Path, *, fold_system: bool) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
 
+from exahpc.deployment import parse
 from exahpc.errors import ExahpcError, LinkError
 from exahpc.launch import cluster, local
 from exahpc.launch.start import SLURM_PACE
+from exahpc.models import copies
 from exahpc.slurm.api import SlurmClient
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, runtime_directory
@@ -80,5 +83,8 @@ def finish(
         raise ExahpcError(f"still running: {', '.join(names)}; try `exahpc down` again, or scancel them")
     for name in ("head.json", "endpoint.json"):
         (folder.path / name).unlink(missing_ok=True)
+    if client is None:  # on a cluster this machine has no copies; agents remove theirs
+        with contextlib.suppress(ExahpcError):
+            copies.Store(copies.directory(parse.load(folder.toml).model.stage, os.environ)).sweep()
     with contextlib.suppress(LinkError):  # somebody else's directory
         shutil.rmtree(runtime_directory(folder.path, socket.gethostname()), ignore_errors=True)

@@ -86,18 +86,17 @@ def read_head(file: Path) -> Head:
             length = int.from_bytes(opened.read(8), "little")
             size = os.fstat(opened.fileno()).st_size
             if not 2 <= length <= min(size - 8, _LONGEST_HEAD):
-                raise ValueError("length of its head")
+                raise ValueError
             raw = json.loads(opened.read(length))
         raw.pop("__metadata__", None)
         tensors = msgspec.convert(raw, dict[str, Entry])
         if size != 8 + length + max((entry.data_offsets[1] for entry in tensors.values()), default=0):
-            raise ValueError("size")
+            raise ValueError
     except OSError as error:
         raise DeploymentError(f"model.path: {file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DeploymentError(
-            f"model.path = {str(file.parent)!r}: {file.name} is cut or damaged ({error}); copy it again"
-        ) from None
+    except (ValueError, TypeError, AttributeError):
+        where = f"model.path = {str(file.parent)!r}"
+        raise DeploymentError(f"{where}: {file.name} is cut or damaged; copy it again") from None
     return Head(length, dict(sorted(tensors.items(), key=lambda item: item[1].data_offsets)))
 
 

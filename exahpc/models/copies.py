@@ -36,6 +36,8 @@ DEFAULT = "/tmp"
 """Where converted weights go when `model.stage` names no directory."""
 DIRECTORY = "EXAHPC_STAGE"
 """Environment variable of a replica step: the directory that its agent found `model.stage` to be."""
+PREFIX = "exahpc-weights-"
+"""Begin of a store's name; the user's number follows."""
 _UNFIT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -64,7 +66,7 @@ class Store:
     """The copies below one directory of this node."""
 
     def __init__(self, where: Path) -> None:
-        self.path = where / f"exahpc-weights-{os.getuid()}"
+        self.path = where / f"{PREFIX}{os.getuid()}"
 
     def claim(self, key: str) -> Claim | None:
         """The right to make or check copy `key`; None while another process has it.

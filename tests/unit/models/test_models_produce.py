@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from exahpc.deployment.grid import ModelShape, ledger
+from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
 from exahpc.models import manifest, produce
-from exahpc.models.checkpoint import SCALE, Head, Wanted, look, must_convert, quantizable, read_head
+from exahpc.models.checkpoint import SCALE, Entry, Head, Wanted, look, must_convert, quantizable, read_head
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 HEAD = "lm_head.weight"
@@ -186,3 +189,27 @@ def test_a_key_names_files_and_form(tmp_path: Path) -> None:
     assert look(tmp_path / "m").key(None) in keys
     (tmp_path / "m" / "config.json").write_text('{"a": 1}')
     assert look(tmp_path / "m").key(None) not in keys
+
+
+@pytest.mark.parametrize("wanted", [HALF, INT8])
+def test_the_memory_ledger_counts_what_such_a_file_holds(wanted: Wanted) -> None:
+    hidden, heads, kv, dim, mlp, vocabulary = 576, 9, 3, 64, 1536, 49152  # SmolLM2-135M
+    shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    layer = {
+        "self_attn.q_proj": (heads * dim, hidden),
+        "self_attn.k_proj": (kv * dim, hidden),
+        "self_attn.v_proj": (kv * dim, hidden),
+        "self_attn.o_proj": (hidden, heads * dim),
+        "mlp.gate_proj": (mlp, hidden),
+        "mlp.up_proj": (mlp, hidden),
+        "mlp.down_proj": (hidden, mlp),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    for number in range(30):
+        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    entries = {name: Entry("BF16", shape, (0, 2 * math.prod(shape))) for name, shape in shapes.items()}
+    made = produce.planned(Head(0, entries), wanted)
+    shape = ModelShape(30, hidden, heads, kv, dim, mlp, vocabulary, tied=True)
+    counted = ledger(shape, Pool(name="a"), 2048, wanted.dtype, wanted.quantization)
+    assert counted.weights == sum(entry.size for entry in made.values())
