@@ -5,38 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from exahpc.openai.answers import Finish
+from exahpc.openai.answers import NO_LOGPROBS, Finish
 from exahpc.openai.text import TextStream
 from exahpc.wire.messages import Admit, Frame, Resume, Sampling
 
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
+    from exahpc.agent.prepare import Prompt
 
 
 class Choice:
     """One choice: one sequence of the replica, now or later.
 
     index: among the choices of the request, and the sampler's stream; count: tokens emitted; fresh: those that
-    no frame has carried yet; need: tokens that its sequence may come to hold; left: tokens still to be prefilled
-    or generated; sequence: 0 until it has a place.
+    no frame has carried yet; carried: how many frames have; need: tokens that its sequence may come to hold; left:
+    tokens still to be prefilled or generated; sequence: 0 until it has a place.
     """
 
     __slots__ = (
-        "_pending", "_text", "_told", "count", "fresh", "index", "job", "left", "need", "new", "parts", "prefill",
-        "prompt", "reason", "replayed", "sent", "sequence",
+        "_pending", "_text", "_told", "carried", "count", "fresh", "index", "job", "left", "need", "new", "parts",
+        "prefill", "prompt", "reason", "replayed", "sent", "sequence",
     )  # fmt: skip
 
-    def __init__(self, job: Job, index: int, prompt: list[int], new: int, text: TextStream) -> None:
-        self.job, self.index, self.prompt, self.new = job, index, prompt, new
+    def __init__(self, job: Job, index: int, prompt: Prompt, text: TextStream) -> None:
+        self.job, self.index, self.prompt, self.new = job, index, prompt, prompt.new
         self._text = text
         self.parts: list[str] = []  # text of a request that does not stream
         self._pending = ""  # text that no frame has carried yet
+        if prompt.echo:
+            self._show(prompt.echo)
         self._told = False  # a frame said that this choice has ended
         self.replayed: list[int] = []
         self.fresh: list[int] = []
-        self.count = self.sent = self.sequence = 0
-        self.need = len(prompt) + new
-        self.prefill = len(prompt)
+        self.carried = self.count = self.sent = self.sequence = 0
+        self.prefill = len(prompt.ids)
+        self.need = self.prefill + max(1, self.new)  # the engine draws one token even if none is asked for
         self.left = self.need
         self.reason: Finish | None = None
 
@@ -47,13 +50,12 @@ class Choice:
         """
         text = self._text.push(resume.ids)
         self.replayed = resume.ids
-        self.count = len(resume.ids)
-        self.prefill = len(self.prompt) + self.count
-        if self.job.events is None:
-            self.parts.append(text)
-        else:
-            self.sent = min(resume.sent, len(text))
-            self._pending = text[self.sent :]
+        self.count = self.carried = len(resume.ids)
+        self.prefill = len(self.prompt.ids) + self.count
+        self._show(text)
+        if self.job.events is not None:
+            self.sent = min(resume.sent, len(self._pending))
+            self._pending = self._pending[self.sent :]
         self._told = resume.finished
         if self._text.stopped:
             return "stop"
@@ -64,17 +66,21 @@ class Choice:
     def admit(self, sequence: int, eos_ids: Sequence[int]) -> Admit:
         """The message that starts it."""
         request = self.job.request
+        stops = request.stop_token_ids if request.ignore_eos else (*eos_ids, *request.stop_token_ids)
         return Admit(
             sequence=sequence,
-            ids=[*self.prompt, *self.replayed],
-            new=self.new - self.count,
+            ids=[*self.prompt.ids, *self.replayed],
+            new=max(1, self.new - self.count),
             position=self.count,
             seed=self.job.seed,
             stream=self.index,
-            stop_ids=[] if request.ignore_eos else list(eos_ids),
-            sampling=Sampling(request.temperature, request.top_p),
+            stop_ids=list(stops),
+            sampling=self._sampling(),
             batch=self.job.row,
         )
+
+    def _sampling(self) -> Sampling:
+        return self.job.request.sampling
 
     def push(self, token: int) -> Literal["quiet", "text", "stopped"]:
         """Take one token: nothing to show yet, new text, or the end of a stop string."""
@@ -94,10 +100,15 @@ class Choice:
     def end(self, reason: Finish) -> None:
         """No more tokens come: what was held back comes out."""
         self.reason, self.left = reason, 0
+        if self.job.events is None or not self._told:
+            self._show(self._text.finish())
+
+    def _show(self, text: str) -> None:
+        """Text for the client."""
         if self.job.events is None:
-            self.parts.append(self._text.finish())
-        elif not self._told:
-            self._pending += self._text.finish()
+            self.parts.append(text)
+        else:
+            self._pending += text
 
     @property
     def untold(self) -> bool:
@@ -119,6 +130,10 @@ class Choice:
         self._told = self.reason is not None
         return b"".join(parts)
 
+    def answered(self) -> tuple[str, Finish, bytes]:
+        """For the body of a request that does not stream: text, reason, log-probabilities."""
+        return "".join(self.parts), self.reason or "stop", NO_LOGPROBS
+
     def take_frame(self) -> Frame:
         """Everything not told yet, as one frame."""
         job = self.job
@@ -127,13 +142,6 @@ class Choice:
             data = job.opening() + data
         fresh, self.fresh = self.fresh, []
         self._told = self.reason is not None
-        return Frame(
-            job.name,
-            job.attempt,
-            self.index,
-            self.count - len(fresh),
-            fresh,
-            self.sent,
-            data,
-            self.reason is not None,
-        )
+        before = self.carried
+        self.carried += len(fresh)
+        return Frame(job.name, job.attempt, self.index, before, fresh, self.sent, data, self.reason is not None)

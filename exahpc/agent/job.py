@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exahpc.agent.choice import Choice
-from exahpc.agent.prepare import Prepared
+from exahpc.agent.prepare import Prepared, Prompt
+from exahpc.agent.rated import RatedChoice
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.openai.answers import DONE, EventFormat, answer
 from exahpc.openai.body import Kind
@@ -55,21 +56,36 @@ class Job:
 
     def unfold(self, resume: Sequence[Resume], tokenizer: Tokenizer) -> list[Choice]:
         """Make the choices, each where `resume` says that it stands; returns those that have not ended."""
-        earlier = {r.choice: r for r in resume}
+        earlier = {r.choice: r for r in resume} if self.events is not None or not self.request.rated else {}
         waiting = []
         for prompt in self.prepared.prompts:
-            for _ in range(self.request.n):
-                text = TextStream(tokenizer.decoder(prompt.ids), self.request.stop)
-                choice = Choice(self, len(self.choices), prompt.ids, prompt.new, text)
+            for _ in range(self.request.best_of):
+                choice = self._choice(len(self.choices), prompt, tokenizer)
                 self.choices.append(choice)
                 known = earlier.get(choice.index)
                 reason = choice.replay(known) if known is not None else None
+                if prompt.new == 0 and not self.request.rated:
+                    reason = "length"  # the prompt is the answer
                 if reason is None:
                     waiting.append(choice)
                 else:
                     choice.end(reason)
         self.open = len(waiting)
         return waiting
+
+    def _choice(self, index: int, prompt: Prompt, tokenizer: Tokenizer) -> Choice:
+        text = TextStream(tokenizer.decoder(prompt.ids), self.request.stop)
+        if self.request.rated:
+            return RatedChoice(self, index, prompt, text, tokenizer)
+        return Choice(self, index, prompt, text)
+
+    def _shown(self) -> list[Choice]:
+        """The choices of the answer: of each prompt the likeliest, in falling order, where more were made."""
+        n, made = self.request.n, self.request.best_of
+        if made == n:
+            return self.choices
+        groups = [self.choices[at : at + made] for at in range(0, len(self.choices), made)]
+        return [choice for group in groups for choice in sorted(group, key=_unlikely)[:n]]
 
     @property
     def row(self) -> bool:
@@ -91,13 +107,17 @@ class Job:
         """The last bytes: what no frame has carried yet and [DONE], or the whole body."""
         if self.events is None:
             name = self.name if not self.row else _ROW_PREFIX[self.kind] + self.name
-            made = [("".join(c.parts), c.reason or "stop") for c in self.choices]
+            made = [choice.answered() for choice in self._shown()]
             tokens = self.prompt_tokens, self.completion_tokens
             return answer(self.kind, name, self.created, self.request.model, made, *tokens)
         parts = [self.opening(), *(choice.take_bytes() for choice in self.choices)]
         if self.request.include_usage:
             parts.append(self.events.usage(self.prompt_tokens, self.completion_tokens))
         return b"".join([*parts, DONE])
+
+
+def _unlikely(choice: Choice) -> float:
+    return -choice.mean if isinstance(choice, RatedChoice) else 0.0
 
 
 _ROW_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}

@@ -13,14 +13,16 @@ from exahpc.wire.messages import ReplicaHello
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """ids: at least one token; new: most tokens to generate after them, at least one."""
+    """ids: at least one token; new: most tokens to generate after them, 0 where only the prompt is asked about;
+    echo: its text where it is part of the answer."""
 
     ids: list[int]
     new: int
+    echo: str = ""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request that can run: `request.n` choices of each prompt, in this order."""
+    """A request that can run: `request.best_of` choices of each prompt, in this order."""
 
     request: Request
     prompts: list[Prompt]
@@ -35,6 +37,7 @@ def prepare(
     """
     context = min(deployment.model.context, hello.context)
     request = read_request(kind, body, deployment.served_name, deployment.limits.requests)
+    _check_tokens(request, tokenizer.vocabulary)
     if kind == "chat":
         named = [("messages", _chat_ids(request, created, context, tokenizer))]
     else:
@@ -48,6 +51,12 @@ def prepare(
     prompts = [_fit(ids, where, request.max_tokens, default, context) for where, ids in named]
     for prompt in prompts:
         _check_memory(prompt, hello.tokens)
+        _check_least(request, prompt)
+    if request.echo:
+        prompts = [
+            Prompt(prompt.ids, prompt.new, given if isinstance(given, str) else tokenizer.text(given))
+            for given, prompt in zip(request.prompts, prompts, strict=True)
+        ]
     return Prepared(request, prompts)
 
 
@@ -117,3 +126,25 @@ def _check_memory(prompt: Prompt, tokens: int) -> None:
             param="max_tokens",
             code="context_length_exceeded",
         )
+
+
+def _check_least(request: Request, prompt: Prompt) -> None:
+    least = request.sampling.min_new
+    if least > prompt.new:
+        raise RequestError(
+            f"min_tokens: {least} is more than the {prompt.new} tokens of this answer: lower it, or raise max_tokens",
+            param="min_tokens",
+        )
+
+
+def _check_tokens(request: Request, vocabulary: int) -> None:
+    named = {
+        "logit_bias": [token for token, _ in request.sampling.logit_bias],
+        "stop_token_ids": request.stop_token_ids,
+    }
+    for param, tokens in named.items():
+        if max(tokens, default=0) >= vocabulary:
+            raise RequestError(
+                f"{param}: token id {max(tokens)} is outside the vocabulary: give ids below {vocabulary}",
+                param=param,
+            )

@@ -8,13 +8,14 @@ cancelled one, and one whose entry is gone, has none. Each row has exactly one: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.capacity import Capacity
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
 from exahpc.agent.prepare import Prepared, prepare
+from exahpc.agent.rated import RatedChoice
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
@@ -152,6 +153,8 @@ class Relay:
         actions: list[Action] = []
         first: list[Choice] = []
         running = capacity.running
+        if message.logprobs or message.prompt:
+            _hear(message, running)
         for sequence, token in message.tokens:
             choice = running.get(sequence)
             if choice is None:
@@ -186,13 +189,15 @@ class Relay:
         return _replicas_first([*actions, *self._start_waiting(capacity)])
 
     def no_room(self, slot: int, message: NoRoom) -> list[Action]:
-        """A replica refused a sequence for good: a defect, since room is checked here first."""
+        """A replica refused a sequence: it is full, or for good, which is a defect since room is checked here."""
         capacity = self._slots.get(slot)
         choice = capacity.running.get(message.sequence) if capacity else None
         if capacity is None or choice is None:
             return []
-        log.error("replica %d refused sequence %d: %s", slot, message.sequence, message.reason)
         capacity.leave(choice)
+        if message.full:
+            return self._turn_away(choice.job, capacity)
+        log.error("replica %d refused sequence %d: %s", slot, message.sequence, message.reason)
         error = RequestError(
             f"the replica refused the sequence: {message.reason}", status=500, type="server_error"
         )
@@ -202,6 +207,13 @@ class Relay:
         else:
             ending = ToPeer(job.peer, Failed(job.name, job.attempt, error.status, error.message))
         return [*self._drop(job), ending]
+
+    def _turn_away(self, job: Job, capacity: Capacity) -> list[Action]:
+        """The replica has no room after all: what there is of the request is told, and it may go on elsewhere."""
+        capacity.refused = self._now
+        told = self._frames(job.choices)
+        ending = RowLost(job.name, False) if job.peer is None else ToPeer(job.peer, Busy(job.name, job.attempt))
+        return [*self._drop(job), *told, ending]
 
     # --- the caller's loop ----------------------------------------------------------------------------------
 
@@ -331,6 +343,18 @@ class Relay:
         for choice in job.choices:
             self._due.pop(choice, None)
             self._quiet.pop(choice, None)
+
+
+def _hear(message: Tokens, running: Mapping[int, Choice]) -> None:
+    """Log-probabilities, before the tokens that they belong to."""
+    for sequence, several in message.prompt:
+        choice = running.get(sequence)
+        if isinstance(choice, RatedChoice):
+            choice.hear_prompt(several)
+    for sequence, likelihood in message.logprobs:
+        choice = running.get(sequence)
+        if isinstance(choice, RatedChoice):
+            choice.hear(likelihood)
 
 
 def _replicas_first(actions: list[Action]) -> list[Action]:

@@ -8,6 +8,7 @@ is a tokenizer.json, which says itself what stands around a text).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._table = _ByteTable(backend, self._special) if _is_byte_level(backend) else None
+        self._pieces: dict[int, bytes] = {}
         self.longest_token: int | None = None
         if self._table is not None and backend.normalizer is None:
             self.longest_token = _longest_token(backend)
@@ -83,6 +85,27 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out."""
         text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def piece(self, token: int) -> bytes:
+        """What a token stands for by itself; a special one for its name, an unknown one for its number."""
+        found = self._pieces.get(token)
+        if found is None:
+            text = self._backend.id_to_token(token)
+            if text is None:
+                found = b"token_id:%d" % token
+            elif self._table is not None:
+                found = _token_bytes(text)
+            else:
+                found = _sentencepiece_bytes(text)
+            self._pieces[token] = found
+        return found
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of `ids` with the names of special tokens, as a prompt would be written."""
+        if self._table is not None:
+            return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
     def decoder(self, prompt: Sequence[int]) -> Decoder:
@@ -138,6 +161,13 @@ def _token_bytes(text: str) -> bytes:
         return bytes(_BYTE_OF[c] for c in text)
     except KeyError:
         return text.encode()
+
+
+def _sentencepiece_bytes(text: str) -> bytes:
+    """In SentencePiece's vocabularies a space is U+2581, and a lone byte is written <0xHH>."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", text):
+        return bytes.fromhex(text[3:5])
+    return text.replace("\u2581", " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -13,6 +13,7 @@ from exahpc.openai.body import Kind, literal
 Finish = Literal["stop", "length"]
 
 DONE = b"data: [DONE]\n\n"
+NO_LOGPROBS = b"null"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
@@ -60,6 +61,11 @@ class EventFormat:
         """A chunk of text."""
         return b"%b%d%b%b%b" % (self._head, choice, self._between, literal(text), self._after)
 
+    def rated(self, choice: int, text: str, logprobs: bytes) -> bytes:
+        """A chunk of text with the log-probabilities of its tokens (see `logprobs`)."""
+        start = (self._head, choice, self._between, literal(text), b"}" if self._chat else b"")
+        return b'%b%d%b%b%b,"logprobs":%b,"finish_reason":null%b' % (*start, logprobs, self._end[1])
+
     def finish(self, choice: int, reason: Finish) -> bytes:
         """The chunk that ends a choice."""
         logprobs, close = self._end
@@ -76,22 +82,26 @@ def answer(
     request: str,
     created: int,
     model: str,
-    choices: Sequence[tuple[str, Finish]],
+    choices: Sequence[tuple[str, Finish, bytes]],
     prompt_tokens: int,
     completion_tokens: int,
 ) -> bytes:
-    """Body of a response that does not stream. choices: text and reason of each, in order."""
+    """Body of a response that does not stream. choices: of each, in order: text, reason and
+    log-probabilities (`NO_LOGPROBS` for none)."""
     chat = kind == "chat"
     form = (
-        b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":null,"finish_reason":"%b"}'
+        b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,"finish_reason":"%b"}'
         if chat
-        else b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":"%b"}'
+        else b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":"%b"}'
     )
     return b'{"id":%b,"object":%b,"created":%d,"model":%b,"choices":[%b],"usage":%b}' % (
         literal(request),
         b'"chat.completion"' if chat else b'"text_completion"',
         created,
         literal(model),
-        b",".join(form % (i, literal(text), reason.encode()) for i, (text, reason) in enumerate(choices)),
+        b",".join(
+            form % (i, literal(text), logprobs, reason.encode())
+            for i, (text, reason, logprobs) in enumerate(choices)
+        ),
         usage(prompt_tokens, completion_tokens),
     )

@@ -13,7 +13,7 @@ class Peek(msgspec.Struct, frozen=True):
     """What an entry may know of a body.
 
     model: None when absent or no string; max_tokens: None when absent or senseless (the agent refuses those);
-    n: choices, at least 1 (prompts x n for a completion with several prompts); size: bytes of the body.
+    n: choices that are made, at least 1 (prompts x n, or x best_of); size: bytes of the body.
     """
 
     model: str | None
@@ -29,6 +29,7 @@ class _Fields(msgspec.Struct):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     n: Any = None
+    best_of: Any = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -54,7 +55,7 @@ def peek(body: bytes, kind: Kind) -> Peek:
         model=found.model if isinstance(found.model, str) else None,
         stream=found.stream is True,
         max_tokens=longest,
-        n=(_positive(found.n) or 1) * prompts,
+        n=max(_positive(found.n) or 1, _positive(found.best_of) or 1) * prompts,
         size=len(body),
     )
 

@@ -13,31 +13,38 @@ from exahpc.errors import RequestError
 from exahpc.openai.body import Kind, load, printable
 from exahpc.openai.fields import Fields, refuse
 from exahpc.openai.messages import Message, read_messages
+from exahpc.openai.sampling import read_logprobs, read_sampling, read_stop_tokens
+from exahpc.openai.unsupported import KNOWN, refuse_unsupported
+from exahpc.wire.messages import Sampling
 
 STOPS = 4
 """Most stop strings of one request (OpenAI's limit)."""
 STOP_LENGTH = 1000
 """Longest stop string, in characters: each token is compared with all of them."""
-GREEDY = 1e-5
-"""Temperatures below this are greedy: dividing logits by them overflows."""
 
 
 class Request(msgspec.Struct, frozen=True):
     """One request. Exactly one of `messages` (chat) and `prompts` (completion: texts or token ids) is non-empty.
 
-    max_tokens: None when the body names none. temperature 0: greedy. seed: None when the body names none.
-    n: choices for each prompt. template_options: extra variables for the chat template.
+    max_tokens: None when the body names none, 0 only with `echo`. sampling: how tokens are drawn, and which
+    log-probabilities the answer or the choice among `best_of` needs. seed: None when the body names none.
+    n: choices shown for each prompt, the best of `best_of` that are made. logprobs: alternatives beside each
+    token in the answer, None for no log-probabilities. echo: the prompt is part of the answer.
+    template_options: extra variables for the chat template.
     """
 
     model: str
     messages: tuple[Message, ...]
     prompts: tuple[str | tuple[int, ...], ...]
     max_tokens: int | None
-    temperature: float
-    top_p: float
+    sampling: Sampling
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
     seed: int | None
     n: int
+    best_of: int
+    logprobs: int | None
+    echo: bool
     stream: bool
     include_usage: bool
     ignore_eos: bool
@@ -45,41 +52,62 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def choices(self) -> int:
-        return self.n * max(1, len(self.prompts))
+        """Sequences that are made."""
+        return self.best_of * max(1, len(self.prompts))
+
+    @property
+    def rated(self) -> bool:
+        """Whether the log-probabilities of the drawn tokens are needed."""
+        return self.sampling.logprobs >= 0
 
 
 def read_request(kind: Kind, body: bytes, served: str, most_choices: int) -> Request:
     """Validate `body` for the model named `served`. Raises RequestError: 400, or 404 for another model."""
     fields = Fields(load(body))
     model = _model(fields, served)
-    fields.misspelt(_KNOWN[kind])
-    _refuse_unsupported(fields, kind)
-    n = fields.integer("n", 1, most_choices) or 1
-    prompts = () if kind == "chat" else _prompts(fields.get("prompt"))
-    if len(prompts) * n > most_choices:
-        refuse(
-            "prompt", f"{len(prompts)} prompts with n={n} are more than {most_choices} choices: send fewer at once"
-        )
-    best_of = fields.integer("best_of", 1)
-    if best_of not in (None, n):
-        refuse("best_of", f"{best_of} is not supported: leave it out, or set n", "unsupported_parameter")
+    fields.misspelt(KNOWN[kind])
+    refuse_unsupported(fields, kind)
     stream = fields.boolean("stream")
-    temperature = fields.number("temperature", 0, 2, 1.0)
+    n = fields.integer("n", 1, most_choices) or 1
+    best_of = _best_of(fields, n, most_choices, stream)
+    prompts = () if kind == "chat" else _prompts(fields.get("prompt"))
+    if len(prompts) * best_of > most_choices:
+        made = f"best_of={best_of}" if best_of > n else f"n={n}"
+        refuse(
+            "prompt",
+            f"{len(prompts)} prompts with {made} are more than {most_choices} choices: send fewer at once",
+        )
+    echo = kind == "completion" and fields.boolean("echo")
+    logprobs = read_logprobs(fields, kind)
     return Request(
         model=model,
         messages=read_messages(fields.get("messages")) if kind == "chat" else (),
         prompts=prompts,
-        max_tokens=_max_tokens(fields, kind),
-        temperature=temperature if temperature >= GREEDY else 0.0,
-        top_p=fields.number("top_p", 0, 1, 1.0, open_low=True),
+        max_tokens=_max_tokens(fields, kind, echo),
+        sampling=read_sampling(fields, logprobs, echo=echo, ranked=best_of > n),
         stop=_stop(fields.get("stop")),
+        stop_token_ids=read_stop_tokens(fields),
         seed=fields.integer("seed", -(2**63), 2**63 - 1),
         n=n,
+        best_of=best_of,
+        logprobs=logprobs,
+        echo=echo,
         stream=stream,
         include_usage=_include_usage(fields, stream),
         ignore_eos=fields.boolean("ignore_eos"),
         template_options=fields.mapping("chat_template_kwargs"),
     )
+
+
+def _best_of(fields: Fields, n: int, most: int, stream: bool) -> int:
+    best_of = fields.integer("best_of", 1, most) or n
+    if best_of < n:
+        refuse("best_of", f"{best_of} is less than n={n}: make at least as many as are asked for")
+    if best_of > n and stream:
+        refuse(
+            "best_of", f"{best_of} with stream: which are the best is known at the end only: set stream to false"
+        )
+    return best_of
 
 
 def _model(fields: Fields, served: str) -> str:
@@ -94,8 +122,8 @@ def _model(fields: Fields, served: str) -> str:
     return model
 
 
-def _max_tokens(fields: Fields, kind: Kind) -> int | None:
-    old = fields.integer("max_tokens", 1)
+def _max_tokens(fields: Fields, kind: Kind, echo: bool) -> int | None:
+    old = fields.integer("max_tokens", 0 if echo else 1)
     new = fields.integer("max_completion_tokens", 1) if kind == "chat" else None
     return new if new is not None else old
 
@@ -156,59 +184,3 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
     if not isinstance(include, bool | None):
         refuse("stream_options.include_usage", f"{printable(include)} is no boolean: give true or false")
     return bool(include)
-
-
-_LEAVE = "leave it out"
-_TEXT = "this endpoint makes plain text; leave it out"
-_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "logprobs": ((False,), "log probabilities are not kept; leave it out"),
-    "top_logprobs": ((0,), "log probabilities are not kept; leave it out"),
-    "prompt_logprobs": ((0,), "log probabilities are not kept; leave it out"),
-    "tools": (([],), "tool calls are not parsed; put the tools into the messages, or leave it out"),
-    "functions": (([],), "tool calls are not parsed; put the functions into the messages, or leave it out"),
-    "tool_choice": (("none", "auto"), "there are no tools; leave it out"),
-    "function_call": (("none", "auto"), "there are no functions; leave it out"),
-    "response_format": (({"type": "text"},), "answers are not constrained; ask for the format in the prompt"),
-    "logit_bias": (({},), _LEAVE),
-    "presence_penalty": ((0,), "set it to 0 or leave it out"),
-    "frequency_penalty": ((0,), "set it to 0 or leave it out"),
-    "repetition_penalty": ((1,), "set it to 1 or leave it out"),
-    "length_penalty": ((1,), "set it to 1 or leave it out"),
-    "top_k": ((-1, 0), "use top_p instead"),
-    "min_p": ((0,), "use top_p instead"),
-    "min_tokens": ((0,), _LEAVE),
-    "stop_token_ids": (([],), 'use "stop" with the text of the token'),
-    "use_beam_search": ((False,), "use n with a temperature"),
-    "modalities": ((["text"],), _TEXT),
-    "audio": ((), _TEXT),
-    "guided_json": ((), _TEXT),
-    "guided_regex": ((), _TEXT),
-    "guided_choice": ((), _TEXT),
-    "guided_grammar": ((), _TEXT),
-    "structured_outputs": ((), _TEXT),
-    "web_search_options": ((), _LEAVE),
-    "prediction": ((), _LEAVE),
-    "chat_template": ((), "the model's own template is used; send the finished prompt to /v1/completions"),
-    "add_generation_prompt": ((True,), "send the finished prompt to /v1/completions"),
-    "continue_final_message": ((False,), "send the finished prompt to /v1/completions"),
-}
-_UNSUPPORTED_COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
-    "echo": ((False,), "put the prompt before the answer yourself"),
-    "suffix": (("",), "the model only goes on from a prompt; leave it out"),
-}
-_COMMON = {
-    "model", "max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream", "stream_options", "best_of",
-    "ignore_eos", "user",
-}  # fmt: skip
-_KNOWN: dict[Kind, frozenset[str]] = {
-    "chat": frozenset(_COMMON | {"messages", "max_completion_tokens", "chat_template_kwargs", *_UNSUPPORTED}),
-    "completion": frozenset(_COMMON | {"prompt", *_UNSUPPORTED, *_UNSUPPORTED_COMPLETION}),
-}
-
-
-def _refuse_unsupported(fields: Fields, kind: Kind) -> None:
-    for name, (values, remedy) in _UNSUPPORTED.items():
-        fields.neutral(name, values, remedy)
-    if kind == "completion":
-        for name, (values, remedy) in _UNSUPPORTED_COMPLETION.items():
-            fields.neutral(name, values, remedy)

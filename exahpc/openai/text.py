@@ -18,6 +18,11 @@ _LONGEST_CHARACTER = 8
 class Decoder(Protocol):
     """Ids in, text that later ids cannot change out."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether all text of the tokens so far is out."""
+        ...
+
     def push(self, token: int) -> str: ...
 
     def finish(self) -> str:
@@ -31,11 +36,16 @@ class BytesDecoder:
     table: the bytes of every token; empty for special and unknown ones.
     """
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_decode", "_state", "_table")
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
         self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode, self._state = decoder.decode, decoder.getstate
+
+    @property
+    def settled(self) -> bool:
+        return not self._state()[0]
 
     def push(self, token: int) -> str:
         return self._decode(self._table[token])
@@ -61,6 +71,10 @@ class WindowDecoder:
         self._ids = list(context)
         self._read = len(self._ids)  # ids[:read] are out; they stay as context for the next ones
         self._known = decode(self._ids)
+
+    @property
+    def settled(self) -> bool:
+        return self._read == len(self._ids)
 
     def push(self, token: int) -> str:
         if token in self._silent:
@@ -98,6 +112,16 @@ class TextStream:
         self._begin = frozenset(stop[0] for stop in self._stops)
         self._held = ""
         self.stopped = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether all text of the tokens so far is out: nothing is held back."""
+        return not self._held and self._decoder.settled
+
+    @property
+    def held(self) -> int:
+        """Characters that are held back because they may begin a stop string."""
+        return len(self._held)
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids; those after a stop string change nothing."""

@@ -36,6 +36,11 @@ def test_each_prompt_of_a_completion_counts_n_choices(prompt: str, n: int) -> No
     assert peek(f'{{"n":2,"prompt":{prompt}}}'.encode(), "completion").n == n
 
 
+def test_a_choice_is_made_for_each_of_best_of() -> None:
+    assert peek(b'{"n":2,"best_of":5,"prompt":["a","b"]}', "completion").n == 10
+    assert peek(b'{"n":2,"best_of":true}', "chat").n == 2
+
+
 @pytest.mark.parametrize("value", ["null", '"x"', "true", "-1", "0", "1.5", "[]", "{}", "1e999999", "9" * 5000])
 def test_senseless_numbers_count_as_absent(value: str) -> None:
     body = f'{{"model":{value},"n":{value},"max_tokens":{value},"stream":{value}}}'.encode()

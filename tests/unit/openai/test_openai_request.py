@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from exahpc.errors import RequestError
 from exahpc.openai.body import Kind
-from exahpc.openai.request import _KNOWN, Request, read_request
+from exahpc.openai.request import Request, read_request
+from exahpc.openai.unsupported import KNOWN
+from exahpc.wire.messages import Sampling
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -33,7 +35,8 @@ def refused(kind: Kind, **fields: Any) -> RequestError:
 
 def test_defaults_are_openais() -> None:
     found = read("chat")
-    assert (found.temperature, found.top_p, found.n, found.seed, found.max_tokens) == (1.0, 1.0, 1, None, None)
+    assert (found.sampling, found.n, found.seed, found.max_tokens) == (Sampling(temperature=1.0), 1, None, None)
+    assert (found.logprobs, found.best_of, found.echo, found.stop_token_ids) == (None, 1, False, ())
     assert (found.stop, found.stream, found.include_usage, found.prompts) == ((), False, False, ())
     assert [(m.role, m.content) for m in found.messages] == [("user", "hi")]
     assert read("completion").prompts == ("hi",)
@@ -67,12 +70,28 @@ def test_defaults_are_openais() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": 1}, "stream_options"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"top_k": 5}, "top_k"),
-        ({"best_of": 3}, "best_of"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"\u0663": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 17}, "best_of"),
         ({"best_of": True}, "best_of"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"guided_json": {}}, "guided_json"),
         ({"max_token": 5}, "max_token"),
         ({"temprature": 0}, "temprature"),
@@ -107,11 +126,17 @@ def test_a_bad_field_is_named(kind: Kind, fields: dict[str, Any], param: str) ->
         ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ("chat", {"max_completion_tokens": 0}, "max_completion_tokens"),
-        ("chat", {"logprobs": True}, "logprobs"),
+        ("chat", {"logprobs": 1}, "logprobs"),
+        ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs"),
         ("chat", {"tools": [{"type": "function"}]}, "tools"),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("completion", {"logprobs": 0}, "logprobs"),
-        ("completion", {"echo": True}, "echo"),
+        ("completion", {"logprobs": 21}, "logprobs"),
+        ("completion", {"logprobs": True}, "logprobs"),
+        ("completion", {"top_logprobs": 2}, "top_logprobs"),
+        ("completion", {"echo": 1}, "echo"),
+        ("completion", {"max_tokens": -1, "echo": True}, "max_tokens"),
+        ("completion", {"prompt": ["a", "b", "c"], "best_of": 6}, "prompt"),
         ("completion", {"suffix": "x"}, "suffix"),
         ("completion", {"prompt": ...}, "prompt"),
         ("completion", {"prompt": ""}, "prompt"),
@@ -145,6 +170,7 @@ def test_another_model_is_404_and_the_served_one_is_named() -> None:
         {"reasoning_effort": "low", "verbosity": "low", "safety_identifier": "x", "prompt_cache_key": "x"},
         {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "response_format": {"type": "text"}},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None, "top_k": -1},
+        {"logprobs": False, "top_logprobs": 0, "min_p": 0, "min_tokens": 0, "stop_token_ids": [], "top_k": 0},
         {"stop": None, "seed": None, "n": None, "max_tokens": None, "stream_options": None, "temperature": None},
         {"best_of": 2, "n": 2},
         {f"x{i}": i for i in range(100)},
@@ -153,6 +179,28 @@ def test_another_model_is_404_and_the_served_one_is_named() -> None:
 def test_fields_that_ask_for_nothing_and_unknown_ones_are_passed_over(fields: dict[str, Any]) -> None:
     read("chat", **fields)
     read("completion", **fields)
+
+
+def test_every_field_of_drawing_reaches_the_replica() -> None:
+    found = read(
+        "chat", temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1,
+        frequency_penalty=2, logit_bias={"7": -100, "3": 1.5}, min_tokens=4, logprobs=True, top_logprobs=5,
+        stop_token_ids=[9, 9, 2], best_of=3, n=2,
+    )  # fmt: skip
+    bias = ((3, 1.5), (7, -100.0))
+    assert found.sampling == Sampling(0.5, 0.9, 7, 0.1, 1.2, -1.0, 2.0, bias, min_new=4, logprobs=5)
+    assert (found.stop_token_ids, found.n, found.best_of, found.logprobs, found.choices) == ((9, 2), 2, 3, 5, 3)
+
+
+def test_logprobs_are_asked_of_the_replica_where_the_answer_or_the_choice_needs_them() -> None:
+    def asked(kind: Kind, **fields: Any) -> tuple[int, int, int | None]:
+        found = read(kind, **fields)
+        return found.sampling.logprobs, found.sampling.prompt_logprobs, found.logprobs
+
+    assert asked("chat") == asked("completion", echo=True) == (-1, -1, None)
+    assert asked("chat", logprobs=True) == asked("completion", logprobs=0) == (0, -1, 0)
+    assert asked("completion", logprobs=3, echo=True, max_tokens=0) == (3, 3, 3)
+    assert asked("completion", best_of=2) == (0, -1, None)
 
 
 def test_prompts_are_texts_or_ids_alone_or_in_lists() -> None:
@@ -174,8 +222,8 @@ def test_max_completion_tokens_wins_in_chat_only() -> None:
 
 
 def test_a_temperature_that_would_overflow_is_greedy() -> None:
-    assert read("chat", temperature=1e-9).temperature == 0.0
-    assert read("chat", temperature=0.01).temperature == 0.01
+    assert read("chat", temperature=1e-9).sampling.temperature == 0.0
+    assert read("chat", temperature=0.01).sampling.temperature == 0.01
 
 
 def test_lone_surrogates_are_read_as_replacement_and_nul_stays() -> None:
@@ -200,7 +248,7 @@ json_values = st.recursive(
 
 @given(st.sampled_from(["chat", "completion"]), st.data())
 def test_any_values_give_a_request_or_a_refusal(kind: Kind, data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from(sorted(_KNOWN[kind])), max_size=4))
+    names = data.draw(st.lists(st.sampled_from(sorted(KNOWN[kind])), max_size=4))
     body = {**(CHAT if kind == "chat" else COMPLETION), **{name: data.draw(json_values) for name in names}}
     with contextlib.suppress(RequestError):
         found = read_request(kind, json.dumps(body).encode(), "m", 16)
