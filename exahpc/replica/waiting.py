@@ -16,7 +16,7 @@ _GROWTH = 1.25
 class Naps:
     """Sleep again and again until something happens. idle: longest nap after a quarter of a second, in seconds.
 
-    Naps grow to 1 ms, each a fifth of what was slept so far, so that one oversleeps by at most a fifth of the wait.
+    Naps grow to 1 ms, each at most a fifth of what was slept so far: nobody oversleeps by more than that.
 
     A waking rank costs some 70 microseconds of processor time, so naps of 2.5 ms times the number of ranks keep a
     whole idle replica near 2 % of a core. They are also the most that a first token waits for a sleeping rank.
