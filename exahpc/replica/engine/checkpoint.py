@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from exahpc.errors import DeploymentError
+from exahpc.models.checkpoint import SCALE
 
 
 class Checkpoint:
@@ -18,6 +19,8 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Any] = {}
+        self._names: dict[str, set[str]] = {}
+        self._int8: list[tuple[torch.Tensor, torch.Tensor]] = []
         index = folder / "model.safetensors.index.json"
         if index.exists():
             self._where: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -29,13 +32,31 @@ class Checkpoint:
     def _file(self, name: str) -> Any:
         if name not in self._open:
             self._open[name] = safe_open(self._folder / name, framework="pt", device="cpu")
+            self._names[name] = set(self._open[name].keys())
         return self._open[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        """int8 for a matrix in INT8 form, whose scales `scales` knows from then on."""
         if name not in self._where:
             raise DeploymentError(f"model.path = {str(self._folder)!r} lacks the tensor {name!r}: is it complete?")
-        tensor: torch.Tensor = self._file(self._where[name]).get_tensor(name)
+        where = self._where[name]
+        tensor: torch.Tensor = self._file(where).get_tensor(name)
+        if name + SCALE in self._names[where]:  # an index need not name it
+            self._int8.append((tensor, self._file(where).get_tensor(name + SCALE)))
         return tensor
+
+    def scales(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Scales [rows of `part`], float32, of an INT8 matrix or a view of some of its rows or columns.
+
+        Found by its place in memory: whoever split the matrix (AutoTP, for one) need not know of scales. None for
+        what is no view of an INT8 matrix of this checkpoint.
+        """
+        for whole, scale in self._int8:
+            offset = part.data_ptr() - whole.data_ptr()
+            if 0 <= offset < whole.numel() and part.dtype == whole.dtype:
+                first = offset // whole.shape[1]
+                return scale[first : first + part.shape[0]]
+        return None
