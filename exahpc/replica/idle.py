@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-_REPORTS = 6
-"""Shares are over the last five reports of a rank: one alone may be off by the length of an iteration."""
+_REPORTS, _APART = 6, 0.5
+"""Shares are over the last reports of a rank, so many and at least so many seconds apart: each may be off by the
+length of an iteration."""
 
 
 class IdleShares:
@@ -21,7 +22,9 @@ class IdleShares:
 
     def report(self, rank: int, active: float, busy: float) -> None:
         """active, busy: seconds since the start, both at the moment of the report."""
-        self._told[rank].append((active, busy))
+        told = self._told[rank]
+        if active >= told[-1][0] + _APART:
+            told.append((active, busy))
 
     def shares(self) -> list[float]:
         """Idle share of each rank (0..1), the last known while there is no work; 0 for a rank that never told."""

@@ -63,22 +63,22 @@ class HostLink:
 
     def send(self, tensor: torch.Tensor) -> Transfer:
         if tensor.device.type == "cpu":
-            return _Message(self._comm.Isend(buffer(tensor), self._peer, _HIDDEN), tensor)
+            return Message(self._comm.Isend(buffer(tensor), self._peer, _HIDDEN), tensor)
         flat, host = self._stage(tensor)
         host.copy_(tensor)
         request = self._comm.Isend(buffer(host), self._peer, _HIDDEN)
-        return _Message(request, host, after=lambda: self._idle.append(flat))
+        return Message(request, host, after=lambda: self._idle.append(flat))
 
     def receive(self, out: torch.Tensor) -> Transfer:
         if out.device.type == "cpu":
-            return _Message(self._comm.Irecv(buffer(out), self._peer, _HIDDEN), out)
+            return Message(self._comm.Irecv(buffer(out), self._peer, _HIDDEN), out)
         flat, host = self._stage(out)
 
         def after() -> None:
             out.copy_(host)  # not queued: the buffer is free again when this returns
             self._idle.append(flat)
 
-        return _Message(self._comm.Irecv(buffer(host), self._peer, _HIDDEN), host, after=after)
+        return Message(self._comm.Irecv(buffer(host), self._peer, _HIDDEN), host, after=after)
 
     def _stage(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(a buffer, its front shaped as `like`) in host memory."""
@@ -90,12 +90,12 @@ class HostLink:
         return flat, flat[:size].view(like.dtype).view(like.shape)
 
 
-class _Message:
-    """An MPI request, the memory that it uses, and what is left to do when it is complete (once)."""
+class Message:
+    """A transfer that is an MPI request: it, the memory that it uses, and what is left to do at its end (once)."""
 
     __slots__ = ("_after", "_keep", "_request")
 
-    def __init__(self, request: MPI.Request, keep: torch.Tensor, after: Callable[[], None] | None = None) -> None:
+    def __init__(self, request: MPI.Request, keep: object, after: Callable[[], None] | None = None) -> None:
         self._request, self._keep, self._after = request, keep, after
 
     def done(self) -> bool:

@@ -514,7 +514,8 @@ class ReplicaBeat(Message, frozen=True):
 
     kv_free: tokens of KV cache that no running sequence holds; kv_cached: those of them that still hold prompts
     for the next request that begins alike; prefix_hits: prompt tokens that did not have to be computed so far;
-    preemptions: running sequences that had to give way so far.
+    preemptions: running sequences that had to give way so far; idle: share of the last seconds with work in which
+    each rank had nothing to do (0..1).
     """
 
     running: int
@@ -525,6 +526,7 @@ class ReplicaBeat(Message, frozen=True):
     kv_cached: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    idle: list[float] = []
 
 
 class NoRoom(Message, frozen=True):

@@ -32,6 +32,13 @@ def test_time_without_work_changes_nothing() -> None:
     assert idle.shares() == [0.25]
 
 
+def test_reports_in_quick_succession_do_not_shorten_the_view() -> None:
+    idle = IdleShares(1)
+    for tenth in range(1, 200):
+        idle.report(0, tenth / 10, 0.0 if tenth < 180 else (tenth - 179) / 10)
+    assert 0.2 < idle.shares()[0] < 0.6
+
+
 def test_a_report_that_ran_ahead_stays_within_bounds() -> None:
     idle = IdleShares(1)
     idle.report(0, 1.0, 1.02)
