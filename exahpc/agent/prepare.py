@@ -132,7 +132,7 @@ def _check_least(request: Request, prompt: Prompt) -> None:
     least = request.sampling.min_new
     if least > prompt.new:
         raise RequestError(
-            f"min_tokens: {least} is more than the {prompt.new} tokens of this answer: lower it, or raise max_tokens",
+            f"min_tokens: {least} is more than this answer's {prompt.new} tokens: lower it, or raise max_tokens",
             param="min_tokens",
         )
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from exahpc.agent.relay import Action, Relay, RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment.spec import Deployment, Model, Pool
+from exahpc.openai.logprobs import name
 from exahpc.wire.messages import (
     Abort,
     Admit,
@@ -28,6 +29,7 @@ from exahpc.wire.messages import (
     Done,
     Failed,
     Frames,
+    Likelihood,
     ReplicaHello,
     Resume,
     Submit,
@@ -62,6 +64,11 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
+def likelihood(token: int, position: int, stream: int) -> Likelihood:
+    value = -(position + stream / 16) / 4
+    return Likelihood(token, value, [(97, value + 0.125), (token, value)])
+
+
 class Replica:
     """A replica that keeps its scheduler's promises and checks that the agent keeps its own."""
 
@@ -69,6 +76,7 @@ class Replica:
         self.hello = ReplicaHello("p", slot, incarnation, SEQUENCES, KV, CONTEXT, "")
         self.running: dict[int, Admit] = {}
         self.emitted: dict[int, int] = {}
+        self.unscored: dict[int, list[int]] = {}  # places in the prompt
 
     def hear(self, message: Any) -> None:
         if isinstance(message, Abort):
@@ -79,18 +87,26 @@ class Replica:
         assert message.new >= 1
         self.running[message.sequence] = message
         self.emitted[message.sequence] = 0
+        wanted = message.sampling.prompt_logprobs >= 0
+        assert not (wanted and message.position), "the client has those of the prompt"
+        self.unscored[message.sequence] = list(range(1, len(message.ids) - message.position)) if wanted else []
         assert len(self.running) <= SEQUENCES
         assert sum(len(a.ids) + a.new for a in self.running.values()) <= KV
         assert all(len(a.ids) + a.new <= CONTEXT for a in self.running.values())
 
     def step(self, failing: int | None = None) -> Tokens:
-        tokens, ended = [], []
+        tokens, ended, logprobs, scored = [], [], [], []
         for number, (sequence, admit) in enumerate(list(self.running.items())):
             if number == failing:
                 ended.append((sequence, "error"))
                 del self.running[sequence]
                 continue
             prompt = tuple(admit.ids[: len(admit.ids) - admit.position])
+            places, self.unscored[sequence] = self.unscored[sequence][:3], self.unscored[sequence][3:]
+            if places:
+                scored.append((sequence, [likelihood(prompt[p], p, 9) for p in places]))
+            if self.unscored[sequence]:
+                continue
             ids, _ = script(prompt, admit.seed, admit.stream)
             assert list(ids[: admit.position]) == admit.ids[len(prompt) :], "an answer goes on from its own tokens"
             at = admit.position + self.emitted[sequence]
@@ -100,11 +116,16 @@ class Replica:
                 del self.running[sequence]
                 continue
             tokens.append((sequence, ids[at]))
+            if admit.sampling.logprobs >= 0:
+                found = likelihood(ids[at], at, admit.stream)
+                logprobs.append(
+                    (sequence, Likelihood(found.token, found.logprob, found.top[: admit.sampling.logprobs]))
+                )
             self.emitted[sequence] += 1
             if self.emitted[sequence] == admit.new:
                 ended.append((sequence, "length"))
                 del self.running[sequence]
-        return Tokens(tokens, ended)  # type: ignore[arg-type]
+        return Tokens(tokens, ended, logprobs, scored)  # type: ignore[arg-type]
 
 
 class Ask:
@@ -150,8 +171,51 @@ class Ask:
         for prompt in prompts:
             for _ in range(self.body.get("n", 1)):
                 ids, _ = script(tuple(tokenizer().encode(prompt, special=False)), self.seed, len(made))
-                made.append(self._answer(list(ids)))
+                text, reason, count = self._answer(list(ids))
+                echo = prompt if self.body.get("echo") else ""
+                made.append((echo + text, reason, count))
         return made
+
+    def rated(self, choice: int, text: str, count: int) -> list[tuple[bytes, int, float | None]]:
+        """Bytes, offset and log-probability of every token that a choice shows."""
+        prompts = self.body.get("prompt", "")
+        prompt = prompts if isinstance(prompts, str) else prompts[choice // self.body.get("n", 1)]
+        before = tokenizer().encode(prompt, special=False)
+        if self.kind == "chat":
+            before = []
+            for m in self.body["messages"]:
+                before += tokenizer().encode(f"<|user|>{m['content']}<|end|>", special=False)
+            before += tokenizer().encode("<|assistant|>", special=False)
+        ids = list(script(tuple(before), self.seed, choice)[0])[:count]
+        made: list[tuple[bytes, int, float | None]] = []
+        start = 0
+        if self.body.get("echo"):
+            start = len(prompt)
+            for place, token in enumerate(before):
+                value = likelihood(token, place, 9).logprob if place else None
+                made.append((tokenizer().piece(token), place, value))
+        for place, token in enumerate(ids):
+            done = b"".join(map(tokenizer().piece, ids[:place])).decode(errors="ignore")
+            if start + len(done) < len(text) or not self.body.get("stop"):
+                value = likelihood(token, place, choice).logprob
+                made.append((tokenizer().piece(token), start + len(done), value))
+        return made
+
+    def check_rated(self, choice: int, found: list[dict[str, Any]], text: str, count: int) -> None:
+        """found: the `logprobs` objects of a choice, in order."""
+        expected = self.rated(choice, text, count)
+        if self.kind == "chat":
+            tokens = [token for one in found for token in one["content"]]
+            assert [(bytes(t["bytes"]), t["logprob"]) for t in tokens] == [(b, v) for b, _, v in expected]
+            assert all(len(t["top_logprobs"]) == self.body["top_logprobs"] for t in tokens)
+            return
+        offsets = [offset for one in found for offset in one["text_offset"]]
+        values = [value for one in found for value in one["token_logprobs"]]
+        names = [name for one in found for name in one["tokens"]]
+        tops = [top for one in found for top in one["top_logprobs"]]
+        assert list(zip(names, offsets, values, strict=True)) == [(name(b), at, v) for b, at, v in expected]
+        for piece, top, value in zip(names, tops, values, strict=True):
+            assert top is None if value is None else top[piece] == pytest.approx(value, abs=0.126)
 
     def _answer(self, ids: list[int]) -> tuple[str, str, int]:
         longest, stops = self.body["max_tokens"], self.body.get("stop", [])
@@ -170,14 +234,14 @@ class Ask:
         assert self.done.completion_tokens == completion
         if not self.body.get("stream"):
             assert self.data == b""
-            check_body(self.done.data, expected, self.done.prompt_tokens, completion)
+            self.check_body(self.done.data, self.done.prompt_tokens, completion)
             return
         events = (self.data + self.done.data).decode().split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
         chunks = [json.loads(e.removeprefix("data: ")) for e in events[:-2]]
         if self.body.get("stream_options"):
             assert chunks.pop()["usage"]["completion_tokens"] == completion
-        for index, (text, reason, _) in enumerate(expected):
+        for index, (text, reason, count) in enumerate(expected):
             own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
             if self.kind == "chat":
                 assert own[0]["delta"] == {"role": "assistant", "content": ""}
@@ -186,16 +250,32 @@ class Ask:
             else:
                 got = [c["text"] for c in own]
             assert "".join(got) == text
+            if self.body.get("logprobs") is not None:
+                self.check_rated(index, [c["logprobs"] for c in own if c["logprobs"]], text, count)
+                assert all(c["logprobs"] for c, part in zip(own, got, strict=True) if part), (
+                    "text without its tokens"
+                )
+                if self.kind == "completion":
+                    for number, chunk in enumerate(own):
+                        if chunk["logprobs"]:
+                            assert chunk["logprobs"]["text_offset"][0] == len("".join(got[:number]))
+            else:
+                assert not any(c["logprobs"] for c in own)
             assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + [reason]
 
-
-def check_body(data: bytes, expected: list[tuple[str, str, int]], prompt: int, completion: int) -> None:
-    body = json.loads(data)
-    texts = [c["message"]["content"] if "message" in c else c["text"] for c in body["choices"]]
-    assert texts == [text for text, _, _ in expected]
-    assert [c["finish_reason"] for c in body["choices"]] == [reason for _, reason, _ in expected]
-    usage = body["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, completion)
+    def check_body(self, data: bytes, prompt: int, completion: int) -> None:
+        expected = self.expected()
+        body = json.loads(data)
+        texts = [c["message"]["content"] if "message" in c else c["text"] for c in body["choices"]]
+        assert texts == [text for text, _, _ in expected]
+        assert [c["finish_reason"] for c in body["choices"]] == [reason for _, reason, _ in expected]
+        usage = body["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, completion)
+        for choice, (text, _, count) in zip(body["choices"], expected, strict=True):
+            if self.body.get("logprobs") is None:
+                assert choice["logprobs"] is None
+            else:
+                self.check_rated(choice["index"], [choice["logprobs"]], text, count)
 
 
 bodies = st.fixed_dictionaries(
@@ -204,6 +284,9 @@ bodies = st.fixed_dictionaries(
         "n": st.integers(1, 5),
         "stop": st.lists(st.text(st.sampled_from("ab<é"), min_size=1, max_size=3), min_size=1, max_size=3),
         "stream": st.just(True),
+        "logprobs": st.integers(0, 2),
+        "echo": st.just(True),
+        "nothing": st.just(True),
     },
 )
 prompts = st.text("xy", min_size=1, max_size=6)
@@ -235,7 +318,7 @@ class RelayMachine(RuleBasedStateMachine):
             elif isinstance(action, RowEnded):
                 ask = self.rows.pop(action.key)
                 assert action.status == 200
-                check_body(action.body, ask.expected(), action.prompt_tokens, action.completion_tokens)
+                ask.check_body(action.body, action.prompt_tokens, action.completion_tokens)
             else:
                 assert isinstance(action, RowLost)
                 self.lost[action.key] = self.rows.pop(action.key)
@@ -294,10 +377,16 @@ class RelayMachine(RuleBasedStateMachine):
         self.send(peer, ask, slot)
 
     def make(self, name: str, body: dict[str, Any], texts: list[str], chat: bool, seed: int) -> Ask:
+        nothing = body.pop("nothing", False)
         if chat:
             body["messages"] = [{"role": "user", "content": text} for text in texts]
+            body.pop("echo", None)
+            if "logprobs" in body:
+                body["logprobs"], body["top_logprobs"] = True, body["logprobs"]
         else:
             body["prompt"] = texts if len(texts) > 1 else texts[0]
+            if nothing:
+                body["max_tokens"], body["echo"] = 0, True
         return Ask(name, {"model": "m", **body}, "chat" if chat else "completion", seed)
 
     def send(self, peer: bytes, ask: Ask, slot: int) -> None:
