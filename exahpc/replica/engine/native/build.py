@@ -1,0 +1,98 @@
+"""Compiles `kernels.cpp` for the processor at hand, once per user and kind of node.
+
+A wheel would have to be built for the weakest processor; compiling takes some seconds and uses what the node has.
+The result lies in the cache under a name made of all that it depends on, so nodes of different kinds may share a
+home directory, and twelve ranks that start together compile once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
+_SECONDS = 300
+
+
+def cache() -> Path:
+    """Directory of compiled kernels: $XDG_CACHE_HOME/exahpc/native, else ~/.cache/exahpc/native."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "exahpc" / "native"
+
+
+def library(folder: Path | None = None) -> Path | None:
+    """The compiled kernels in `folder` (`cache()` if None); None, with a line in the log, where there are none."""
+    folder = folder or cache()
+    try:
+        compiler = _compiler()
+        target = folder / f"kernels-{_key(compiler)}.so"
+        if target.exists():
+            return target
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(folder / "lock"):
+            if not target.exists():
+                _compile(compiler, target)
+        return target
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("no native kernels, decoding will be several times slower: %s", str(detail).strip()[:500])
+        return None
+
+
+def _compiler() -> list[str]:
+    """The command $CXX, else the first compiler found. Raises FileNotFoundError."""
+    wanted = os.environ.get("CXX")
+    for command in [wanted] if wanted else ["c++", "g++", "clang++"]:
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
+    raise FileNotFoundError(f"no C++ compiler ({wanted or 'c++, g++, clang++'}): install one or set CXX")
+
+
+def _key(compiler: list[str]) -> str:
+    """Hash of all that the result depends on: source, flags, compiler and processor."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    what = hashlib.sha256(SOURCE.read_bytes())
+    for part in (" ".join([*compiler, *_FLAGS]), version, platform.machine(), _processor()):
+        what.update(b"\0" + (part if isinstance(part, bytes) else part.encode()))
+    return what.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """Model and features as Linux tells them, of the first processor."""
+    names = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "cpu")
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.split(":")[0].strip() in names)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time, where the file system can lock; elsewhere several may compile: only waste."""
+    with open(lock, "w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(compiler: list[str], target: Path) -> None:
+    """Under another name first: `target` exists whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    try:
+        command = [*compiler, *_FLAGS, str(SOURCE), "-o", name]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
+        os.chmod(name, 0o700)
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,505 @@
+// The inner loops of an engine on CPUs: matrix products on weights as the checkpoint has them, rotary embedding,
+// attention over a paged cache. Plain C interface (see api.py), no dependencies; vectors are those of GCC and Clang,
+// so the same text runs on AVX2, AVX-512, NEON or SVE machines.
+//
+// Law: the result of one row depends on nothing but that row. Every sum is taken in an order that is fixed by the
+// length of the sum alone, whatever the number of rows, their tiling, the threads or the neighbours.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int L = 16;          // floats of a vector
+constexpr int TALL = 4, WIDE = 5;  // register tile: weight rows x input rows; accumulators must fit the registers
+#else
+constexpr int L = 8;
+constexpr int TALL = 4, WIDE = 2;
+#endif
+constexpr int STRIP = 8;       // weight rows of one task: stay in L1 while all input rows pass
+constexpr long DEPTH = 1024;   // columns of one pass: a strip and WIDE input rows fit L1; sums of passes are added
+constexpr long ROWS = 48;      // input rows of one pass: stay in L2 while all weights pass
+
+typedef float F __attribute__((vector_size(L * 4)));
+typedef int32_t I __attribute__((vector_size(L * 4)));
+typedef float F4 __attribute__((vector_size(16)));
+
+template <class V> static inline V load(const void* p) { V v; memcpy(&v, p, sizeof v); return v; }
+template <class V> static inline void store(void* p, V v) { memcpy(p, &v, sizeof v); }
+
+static inline F spread(float x) { return (F){} + x; }
+
+// a * b + c, rounded once. Said explicitly, and compiled without contraction, so that no compiler chooses anew in each
+// place (GCC avoids chains of them when it tunes for AMD: slower here, and unequal among tiles).
+static inline F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < L; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+// ---- number formats: two vectors at a time. A format with SPLIT yields the even, then the odd elements. --------
+
+struct Float32 {
+    typedef float T;
+    static constexpr bool SPLIT = false;
+    template <int H> static F get(const T* p) { return load<F>(p + H * L); }
+};
+struct BFloat16 {  // the upper half of a float32: two neighbours in one 32-bit lane cost one operation each
+    typedef uint16_t T;
+    static constexpr bool SPLIT = true;
+    template <int H> static F get(const T* p) {
+        I pair = load<I>(p);
+        if (!H) return (F)(pair << 16);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        static const I upper = (I){} + (int32_t)0xffff0000;  // from memory: tiles need all 16 registers
+        asm("vpand %1, %0, %0" : "+x"(pair) : "m"(upper));
+        return (F)pair;
+#else
+        return (F)(pair & (int32_t)0xffff0000);
+#endif
+    }
+};
+struct Float16 {
+    typedef _Float16 T;
+    typedef T H16 __attribute__((vector_size(L * 2)));
+    static constexpr bool SPLIT = false;
+    template <int H> static F get(const T* p) {
+#if defined(__AVX512F__)
+        return (F)_mm512_cvtph_ps(load<__m256i>(p + H * L));
+#elif defined(__F16C__)
+        return (F)_mm256_cvtph_ps(load<__m128i>(p + H * L));
+#else
+        return __builtin_convertvector(load<H16>(p + H * L), F);
+#endif
+    }
+};
+struct Int8 {
+    typedef int8_t T;
+    typedef int8_t Q __attribute__((vector_size(L)));
+    static constexpr bool SPLIT = false;
+    template <int H> static F get(const T* p) {
+#if defined(__AVX512F__)
+        return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)load<Q>(p + H * L)));
+#elif defined(__AVX2__)
+        return (F)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + H * L))));
+#else
+        return __builtin_convertvector(load<Q>(p + H * L), F);
+#endif
+    }
+};
+
+// ---- sums of a vector's lanes, always in the same order ---------------------------------------------------------
+
+static inline F4 fold(F v) {
+#if defined(__AVX512F__)
+    typedef float F8 __attribute__((vector_size(32)));
+    F8 w = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    F w = v;
+#endif
+    return __builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7);
+}
+static inline F4 sums(F a, F b, F c, F d) {  // of four vectors
+    F4 p = fold(a), q = fold(b), r = fold(c), s = fold(d);
+    F4 x = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
+    F4 y = __builtin_shufflevector(r, s, 0, 4, 1, 5) + __builtin_shufflevector(r, s, 2, 6, 3, 7);
+    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+}
+static inline float sum(F v) { return sums(v, v, v, v)[0]; }
+
+// e^x to 2 units in the last place (Cephes' expf); results below the normal numbers become about 1e-38.
+static inline F exponential(F x) {
+    x = x < -87.3f ? spread(-87.3f) : x;
+    x = x > 88.3f ? spread(88.3f) : x;
+    F shifted = x * 1.44269504088896341f + 12582912.f, n = shifted - 12582912.f;  // nearest integer
+    F r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    F p = spread(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.f;
+    return p * (F)(((I)shifted << 23) + 0x3f800000);
+}
+
+// ---- products ---------------------------------------------------------------------------------------------------
+
+enum Format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+enum Activation { NONE, SILU, GELU_TANH, GELU, RELU };
+
+struct Matrix {  // [rows, columns], row-major, stride in elements; scale (of a row) and bias may be null
+    const void* data;
+    const float *scale, *bias;
+    int64_t rows, columns, stride, format;
+};
+
+struct Norm {  // root mean square: x * weight / sqrt(mean(x^2) + epsilon); no norm where weight is null
+    const float* weight;
+    float epsilon;
+};
+
+static inline F activate(F x, int64_t kind) {
+    switch (kind) {
+        case SILU: return x / (1.f + exponential(-x));
+        case GELU_TANH: {
+            F u = x * 1.5957691216057308f * (1.f + 0.044715f * x * x);  // twice the argument of tanh
+            return x / (1.f + exponential(-u));
+        }
+        case GELU:
+            for (int i = 0; i < L; i++) x[i] = 0.5f * x[i] * (1.f + erff(x[i] * 0.70710678118654752f));
+            return x;
+        case RELU: return x < 0.f ? (F){} : x;
+        default: return x;
+    }
+}
+
+// Keeps a value in a register: compilers would rather read it again from memory, and loads are what runs out first.
+static inline void keep(F& v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#endif
+}
+
+// out[c][r] (+)= w[r] . x[c] over `columns`, for `rows` <= R rows (further lanes of `out` repeat the last). One
+// accumulator for each pair, so its order of sums is always the same.
+template <class W, int R, int C>
+static inline void tile(const typename W::T* w, long ldw, long rows, const float* x, long ldx, long columns, long ahead,
+                        float* out, bool add) {
+    typedef typename W::T T;
+    F acc[C][R] = {};
+    const T* at[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) at[r] = w + (r < rows ? r : rows - 1) * ldw;
+    auto half = [&](auto h, const T* const(&row)[R], long i, const float* x) __attribute__((always_inline)) {
+        F in[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            in[c] = load<F>(x + c * ldx + h() * L);
+            keep(in[c]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            F v = W::template get<h()>(row[r] + i);
+            keep(v);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) acc[c][r] = fma(v, in[c], acc[c][r]);
+        }
+    };
+    std::integral_constant<int, 0> low;
+    std::integral_constant<int, 1> high;
+    long i = 0;
+    for (; i + 2 * L <= columns; i += 2 * L) {
+        if (ahead)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i + ahead);
+        half(low, at, i, x + i);
+        half(high, at, i, x + i);
+    }
+    if (i < columns) {  // never read past a row: the mapping may end there, and 0 * NaN is NaN
+        T tail[R][2 * L] = {};
+        const T* row[R];
+        for (int r = 0; r < R; r++) row[r] = (const T*)memcpy(tail[r], at[r] + i, (columns - i) * sizeof(T));
+        half(low, row, 0, x + i);
+        half(high, row, 0, x + i);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r += 4) {
+            F4 s = sums(acc[c][r], acc[c][r + 1], acc[c][r + 2], acc[c][r + 3]);
+            float* to = out + c * STRIP + r;
+            store(to, add ? load<F4>(to) + s : s);
+        }
+}
+
+// out[m][STRIP] = rows [at, at + n) of `a` times x[m][padded columns].
+template <class W> static void strip(const Matrix& a, long at, long n, const float* x, long ldx, long m, float* out) {
+    for (long k = 0; k < a.columns; k += DEPTH) {
+        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH, c = 0;
+        auto w = (const typename W::T*)a.data + at * a.stride + k;
+        auto tiles = [&](auto tall, auto wide) __attribute__((always_inline)) {
+            for (long r = 0; r < n; r += tall())
+                tile<W, tall(), wide()>(w + r * a.stride, a.stride, n - r, x + c * ldx + k, ldx, columns,
+                                        c ? 0 : STRIP * a.stride, out + c * STRIP + r, k > 0);
+            c += wide();
+        };
+        std::integral_constant<int, TALL> tall;
+        if (m == 1) tiles(std::integral_constant<int, 2 * TALL>(), std::integral_constant<int, 1>());
+        while (m - c >= WIDE) tiles(tall, std::integral_constant<int, WIDE>());
+        while (m > c) tiles(tall, std::integral_constant<int, 1>());
+    }
+}
+
+// ---- a product with all that belongs to it ----------------------------------------------------------------------
+
+// Floats of a prepared input row: whole steps, and some more so that rows do not meet in the same sets of the cache.
+static long padded(long columns) { return (columns + 2 * L - 1) / (2 * L) * (2 * L) + 16; }
+
+static float* scratch(size_t floats) {  // of this thread, kept: grows to the largest call
+    struct Buffer {
+        float* data = nullptr;
+        size_t size = 0;
+        ~Buffer() { free(data); }
+    };
+    static thread_local Buffer buffer;
+    if (buffer.size < floats) {
+        free(buffer.data);
+        buffer.size = (floats + 1023) / 1024 * 1024;
+        buffer.data = (float*)aligned_alloc(64, buffer.size * sizeof(float));
+        if (!buffer.data) abort();
+    }
+    return buffer.data;
+}
+
+static inline float root_mean_square(const float* x, long n, float epsilon) {  // its reciprocal
+    F squares = {};
+    long i = 0;
+    for (; i + L <= n; i += L) squares = fma(load<F>(x + i), load<F>(x + i), squares);
+    F tail = {};
+    memcpy(&tail, x + i, (n - i) * sizeof(float));
+    squares = fma(tail, tail, squares);
+    return 1.f / sqrtf(sum(squares) / n + epsilon);
+}
+
+// One input row, normalized if asked, padded with zeros to whole steps, in the order in which the format is read.
+static void prepare(const float* x, long n, const Norm& norm, bool split, float* to) {
+    float factor = norm.weight ? root_mean_square(x, n, norm.epsilon) : 1.f;
+    for (long i = 0; i < n; i += 2 * L) {
+        long left = n - i < 2 * L ? n - i : 2 * L;
+        float part[2 * L] = {}, by[2 * L];
+        memcpy(part, x + i, left * sizeof(float));
+        if (norm.weight) {
+            memcpy(by, norm.weight + i, left * sizeof(float));
+            for (int j = 0; j < 2 * L; j++) part[j] = j < left ? part[j] * factor * by[j] : 0.f;
+        }
+        for (int j = 0; j < L; j++) {
+            to[i + j] = split ? part[2 * j] : part[j];
+            to[i + L + j] = split ? part[2 * j + 1] : part[L + j];
+        }
+    }
+}
+
+static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx, long m, float* out) {
+    switch (a.format) {
+        case FLOAT32: strip<Float32>(a, at, n, x, ldx, m, out); break;
+        case BFLOAT16: strip<BFloat16>(a, at, n, x, ldx, m, out); break;
+        case FLOAT16: strip<Float16>(a, at, n, x, ldx, m, out); break;
+        case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
+    }
+    for (long r = 0; r < n; r++) {
+        float scale = a.scale ? a.scale[at + r] : 1.f, bias = a.bias ? a.bias[at + r] : 0.f;
+        if (a.scale || a.bias)
+            for (long c = 0; c < m; c++) out[c * STRIP + r] = out[c * STRIP + r] * scale + bias;
+    }
+}
+
+// y[m, :] = activation(norm(x)[m, columns] @ a.T) (+ residual[m, :]); all matrices have the same columns and format
+// class (split or not). Without an activation the results of `count` matrices lie side by side in y; with one and
+// two matrices the result is activation(first) * second, as in gated feed-forward layers.
+extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const Norm* norm, const float* x, int64_t m,
+                       int64_t ldx, const float* residual, float* y, int64_t ldy, int64_t threads) {
+    long columns = a[0].columns, wide = padded(columns), strips = 0;
+    bool split = a[0].format == BFLOAT16, gated = activation != NONE && count == 2;
+    for (long i = 0; i < (gated ? 1 : count); i++) strips += (a[i].rows + STRIP - 1) / STRIP;
+    for (long first = 0; first < m; first += ROWS) {
+        long rows = m - first < ROWS ? m - first : ROWS;
+        float* ready = scratch(ROWS * wide);
+        for (long r = 0; r < rows; r++) prepare(x + (first + r) * ldx, columns, *norm, split, ready + r * wide);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+        for (long s = 0; s < strips; s++) {
+            alignas(64) float out[ROWS * STRIP + L], other[ROWS * STRIP + L];
+            long which = 0, index = s, column = 0;
+            for (; index >= (a[which].rows + STRIP - 1) / STRIP; which++) {
+                index -= (a[which].rows + STRIP - 1) / STRIP;
+                column += a[which].rows;
+            }
+            long at = index * STRIP, n = a[which].rows - at < STRIP ? a[which].rows - at : STRIP;
+            any_strip(a[which], at, n, ready, wide, rows, out);
+            if (activation != NONE)
+                for (long i = 0; i < rows * STRIP; i += L) store(out + i, activate(load<F>(out + i), activation));
+            if (gated) {
+                any_strip(a[1], at, n, ready, wide, rows, other);
+                for (long i = 0; i < rows * STRIP; i += L) store(out + i, load<F>(out + i) * load<F>(other + i));
+            }
+            for (long r = 0; r < rows; r++) {
+                float* to = y + (first + r) * ldy + column + at;
+                const float* add = residual ? residual + (first + r) * ldy + column + at : nullptr;
+                for (long i = 0; i < n; i++) to[i] = add ? add[i] + out[r * STRIP + i] : out[r * STRIP + i];
+            }
+        }
+    }
+}
+
+// ---- rotary embedding -------------------------------------------------------------------------------------------
+
+// In place, on `heads` heads of `dim` side by side in each of `tokens` lines: the norm of a head (if any), then the
+// first `rotary` of its elements turned by the angles in cos, sin [tokens, rotary], of which the halves are equal.
+extern "C" void rotate(float* x, int64_t tokens, int64_t ldx, int64_t heads, int64_t dim, int64_t rotary,
+                       const float* cos, const float* sin, const Norm* norm) {
+    long half = rotary / 2;
+    for (long t = 0; t < tokens; t++)
+        for (long h = 0; h < heads; h++) {
+            float *a = x + t * ldx + h * dim, *b = a + half;
+            if (norm->weight) {
+                float factor = root_mean_square(a, dim, norm->epsilon);
+                for (long i = 0; i < dim; i++) a[i] = a[i] * factor * norm->weight[i];
+            }
+            const float *c = cos + t * rotary, *s = sin + t * rotary;
+            for (long i = 0; i < half; i++) {
+                float u = a[i], v = b[i];
+                a[i] = u * c[i] - v * s[i];
+                b[i] = v * c[i] + u * s[i];
+            }
+        }
+}
+
+// ---- attention over a paged cache -------------------------------------------------------------------------------
+
+constexpr long BLOCK = 16;   // tokens of a block
+constexpr long QUERIES = 24;  // of a tile (heads of a group x tokens): what they read of the cache stays in L1
+
+struct Cache {  // of one layer: k, v [blocks, heads, BLOCK, dim], float32 or bfloat16; dim is a multiple of L
+    void *k, *v;
+    int64_t heads, dim, format;
+};
+
+static const float* unpacked(const Cache& c, const void* from, long block, long head, float* to) {
+    long size = BLOCK * c.dim, at = (block * c.heads + head) * size;
+    if (c.format == FLOAT32) return (const float*)from + at;
+    auto p = (const uint16_t*)from + at;
+    for (long i = 0; i < size; i++) {
+        uint32_t bits = (uint32_t)p[i] << 16;
+        memcpy(to + i, &bits, 4);
+    }
+    return to;
+}
+
+static void write(const Cache& c, void* to, long at, const float* from) {
+    if (c.format == FLOAT32) {
+        memcpy((float*)to + at, from, c.dim * sizeof(float));
+        return;
+    }
+    auto p = (uint16_t*)to + at;
+    for (long i = 0; i < c.dim; i++) {  // to nearest, ties to even; NaN stays NaN
+        uint32_t bits;
+        memcpy(&bits, from + i, 4);
+        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        p[i] = (bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded;
+    }
+}
+
+struct Query {  // softmax so far (Milakov and Gimelshein, 2018): maximum of the scores, sum of weights, weighted values
+    float most, sum;
+    float* values;
+};
+
+// Takes keys and values [low, high) of one block into one query.
+static inline void take(Query& state, const float* q, const float* k, const float* v, long dim, long low, long high,
+                        float scale) {
+    alignas(64) float p[BLOCK];
+    for (long j = 0; j < BLOCK; j += 8) {
+        F acc[8] = {};
+        for (long d = 0; d < dim; d += L) {
+            F x = load<F>(q + d);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) acc[i] = fma(x, load<F>(k + (j + i) * dim + d), acc[i]);
+        }
+        store(p + j, sums(acc[0], acc[1], acc[2], acc[3]) * scale);
+        store(p + j + 4, sums(acc[4], acc[5], acc[6], acc[7]) * scale);
+    }
+    float most = state.most;
+    for (long j = low; j < high; j++) most = p[j] > most ? p[j] : most;
+    if (most > state.most) {
+        float factor = exponential(spread(state.most - most))[0];
+        state.sum *= factor;
+        for (long d = 0; d < dim; d += L) store(state.values + d, load<F>(state.values + d) * factor);
+        state.most = most;
+    }
+    F total = {};
+    for (long j = 0; j < BLOCK; j += L) store(p + j, exponential(load<F>(p + j) - most));
+    for (long j = 0; j < low; j++) p[j] = 0.f;
+    for (long j = high; j < BLOCK; j++) p[j] = 0.f;
+    for (long j = 0; j < BLOCK; j += L) total += load<F>(p + j);
+    state.sum += sum(total);
+    auto add = [&](long d, auto count) __attribute__((always_inline)) {
+        constexpr int N = decltype(count)::value;
+        F acc[N];
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) acc[i] = load<F>(state.values + d + i * L);
+        for (long j = low; j < high; j++)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) acc[i] = fma(spread(p[j]), load<F>(v + j * dim + d + i * L), acc[i]);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) store(state.values + d + i * L, acc[i]);
+    };
+    long d = 0;
+    for (; d + 4 * L <= dim; d += 4 * L) add(d, std::integral_constant<int, 4>());
+    for (; d < dim; d += L) add(d, std::integral_constant<int, 1>());
+}
+
+// Query heads [head * group, ...) of `tokens` tokens, the first at `position`, over the blocks of one sequence.
+static void attend_tile(const Cache& c, const int32_t* table, long head, long group, const float* q, long ldq,
+                        long tokens, long position, float scale, long window, float* out, long ldo) {
+    long dim = c.dim, size = BLOCK * dim, count = tokens * group;
+    float *room = scratch(2 * size + count * dim), *values = room + 2 * size;
+    Query state[count];
+    memset(values, 0, count * dim * sizeof(float));
+    for (long i = 0; i < count; i++) state[i] = {-INFINITY, 0.f, values + i * dim};
+    long seen = position - window + 1, last = position + tokens - 1;
+    for (long b = seen > 0 ? seen / BLOCK : 0; b <= last / BLOCK; b++) {
+        const float* k = unpacked(c, c.k, table[b], head, room);
+        const float* v = unpacked(c, c.v, table[b], head, room + size);
+        for (long t = 0; t < tokens; t++) {
+            long own = position + t, low = own - window + 1 - b * BLOCK, high = own + 1 - b * BLOCK;
+            low = low < 0 ? 0 : low;
+            high = high > BLOCK ? BLOCK : high;
+            if (low < high)
+                for (long g = 0; g < group; g++)
+                    take(state[t * group + g], q + t * ldq + (head * group + g) * dim, k, v, dim, low, high, scale);
+        }
+    }
+    for (long t = 0; t < tokens; t++)
+        for (long g = 0; g < group; g++) {
+            const Query& s = state[t * group + g];
+            float* to = out + t * ldo + (head * group + g) * dim;
+            for (long d = 0; d < dim; d++) to[d] = s.values[d] / s.sum;
+        }
+}
+
+// Writes k and v of all tokens to the cache, then attends. Arguments as in attention.Step: writes [tokens], tables
+// [rows, width], lengths [rows], starts [rows + 1]. A token sees `window` positions, its own included.
+extern "C" void attend(void* k_cache, void* v_cache, int64_t kv_heads, int64_t dim, int64_t format, const float* q, int64_t ldq, const float* k, int64_t ldk, const float* v,
+                       int64_t ldv, int64_t heads, const int64_t* writes, const int32_t* tables, int64_t width,
+                       const int32_t* lengths, const int32_t* starts, int64_t rows, float scale, int64_t window,
+                       float* out, int64_t ldo, int64_t threads) {
+    const Cache c = {k_cache, v_cache, kv_heads, dim, format};
+    long group = heads / kv_heads, most = QUERIES / group > 0 ? QUERIES / group : 1, tasks = 0;
+    for (long t = 0; t < starts[rows]; t++)
+        for (long h = 0; h < kv_heads; h++) {
+            long at = ((writes[t] / BLOCK * kv_heads + h) * BLOCK + writes[t] % BLOCK) * dim;
+            write(c, c.k, at, k + t * ldk + h * dim);
+            write(c, c.v, at, v + t * ldv + h * dim);
+        }
+    for (long r = 0; r < rows; r++) tasks += (starts[r + 1] - starts[r] + most - 1) / most * kv_heads;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+    for (long task = 0; task < tasks; task++) {
+        long r = 0, i = task;
+        for (long of; i >= (of = (starts[r + 1] - starts[r] + most - 1) / most * kv_heads); r++) i -= of;
+        long first = i / kv_heads * most, news = starts[r + 1] - starts[r];
+        long at = starts[r] + first, tokens = news - first < most ? news - first : most;
+        attend_tile(c, tables + r * width, i % kv_heads, group, q + at * ldq, ldq, tokens, lengths[r] - news + first,
+                    scale, window, out + at * ldo, ldo);
+    }
+}

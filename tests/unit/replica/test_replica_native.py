@@ -1,0 +1,278 @@
+"""The native kernels against torch in float64, and the law that a row's result depends on that row alone."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's custom
+
+from exahpc.replica.engine.native import api, build
+from exahpc.replica.engine.native.api import Linear, Norm, Weight
+
+pytestmark = pytest.mark.skipif(not api.available(), reason="no C++ compiler here")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+ROWS = [0, 1, 2, 3, 5, 8, 33, 48, 49, 101]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads wait for each other, long where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _matrix(rows: int, columns: int, dtype: torch.dtype) -> tuple[Weight, torch.Tensor]:
+    """A random matrix, and what it stands for in float64."""
+    if dtype == torch.int8:
+        data, scale = torch.randint(-127, 128, (rows, columns), dtype=dtype), torch.rand(rows) / 64
+        return Weight(data, None, scale), data.double() * scale.double()[:, None]
+    data = torch.randn(rows, columns).to(dtype)
+    return Weight(data), data.double()
+
+
+def _close(found: torch.Tensor, wanted: torch.Tensor, terms: int) -> None:
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=3e-6 * terms**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 7, 16, 33, 576, 1024, 1025, 2500])
+def test_products_are_those_of_torch(dtype: torch.dtype, columns: int) -> None:
+    torch.manual_seed(columns)
+    for rows in (1, 3, 8, 21):
+        weight, exact = _matrix(rows, columns, dtype)
+        bias = torch.randn(rows).to(torch.bfloat16)
+        plain, biased = Linear([weight]), Linear([weight._replace(bias=bias)])
+        for count in ROWS:
+            x = torch.randn(count, columns)
+            wanted = x.double() @ exact.T
+            _close(plain(x), wanted, columns)
+            _close(biased(x), wanted + bias.double(), columns)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_result_of_a_row_depends_on_that_row_alone(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for columns in (40, 576, 2500):
+        up, gate = (_matrix(37, columns, dtype)[0] for _ in range(2))
+        norm = Norm(torch.rand(columns), 1e-6)
+        for linear in (Linear([up], norm=norm), Linear([gate, up], activation="silu")):
+            x = torch.randn(101, columns)
+            alone = torch.cat([linear(x[i : i + 1].clone()) for i in range(len(x))])
+            for count in ROWS:
+                assert torch.equal(linear(x[:count]), alone[:count])
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    weights, x = [_matrix(rows, 300, torch.bfloat16)[0] for rows in (70, 9)], torch.randn(60, 300)
+    one = Linear(weights)(x)
+    torch.set_num_threads(2)
+    assert torch.equal(Linear(weights)(x), one)
+
+
+def test_matrices_norm_and_residual_in_one_call() -> None:
+    torch.manual_seed(1)
+    made = [_matrix(rows, 72, torch.bfloat16) for rows in (24, 5, 11)]
+    norm, x, residual = torch.rand(72), torch.randn(9, 80)[:, :72], torch.randn(9, 40)
+    linear = Linear([weight for weight, _ in made], norm=Norm(norm, 1e-5))
+    wanted = F.rms_norm(x.double(), (72,), norm.double(), 1e-5) @ torch.cat([exact for _, exact in made]).T
+    _close(linear(x), wanted, 72)
+    found = linear(x, residual.clone())
+    _close(found, wanted + residual.double(), 72)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu"])
+def test_gated_layers_are_those_of_torch(name: str) -> None:
+    torch.manual_seed(2)
+    function = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    }[name]
+    (gate, exact_gate), (up, exact_up) = (_matrix(19, 64, torch.float16) for _ in range(2))
+    x = torch.randn(11, 64) * torch.tensor([0.01, 1.0, 30.0]).repeat(4)[:11, None]
+    gated = function(x.double() @ exact_gate.T)
+    torch.testing.assert_close(Linear([gate], activation=name)(x).double(), gated, rtol=1e-4, atol=1e-4)
+    wanted = gated * (x.double() @ exact_up.T)
+    found = Linear([gate, up], activation=name)(x).double()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_parts_of_matrices_are_read_in_place(dtype: torch.dtype) -> None:
+    weight, exact = _matrix(30, 100, dtype)
+    x = torch.randn(4, 40)
+    _close(Linear([Weight(weight.data[8:21, 33:73])])(x), x.double() @ exact[8:21, 33:73].T, 40)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row_and_column() -> None:
+    for dtype in DTYPES[:3]:
+        data = torch.randn(20, 40).to(dtype)
+        data[3, 39], data[5, 0] = float("nan"), float("inf")
+        x = torch.randn(6, 40).abs() + 0.1
+        x[2, 7] = float("nan")
+        found, wanted = Linear([Weight(data)])(x), x @ data.float().T
+        assert torch.equal(found.isnan(), wanted.isnan()), dtype
+        assert torch.equal(found.isinf(), wanted.isinf()), dtype
+
+
+def test_what_the_kernels_do_not_take_is_refused_at_once() -> None:
+    good = torch.zeros(4, 8)
+    for weights, activation in (
+        ([Weight(good.double())], ""),
+        ([Weight(good), Weight(good.bfloat16())], ""),
+        ([Weight(good), Weight(torch.zeros(4, 9))], ""),
+        ([Weight(good.T)], ""),
+        ([Weight(good.to(torch.int8))], ""),
+        ([Weight(good, torch.zeros(3))], ""),
+        ([Weight(good)], "tanh"),
+    ):
+        with pytest.raises(ValueError):
+            Linear(weights, activation=activation)
+
+
+def test_rotary_embedding_is_that_of_hugging_face() -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    torch.manual_seed(3)
+    for dim, turned, normed in itertools.product((16, 64), (8, 16), (False, True)):
+        angles = torch.rand(5, turned // 2).repeat(1, 2) * 6
+        weight = torch.rand(dim) if normed else None
+        x = torch.randn(5, 3 * dim + 10)[:, : 3 * dim]
+        heads = x.reshape(5, 3, dim).clone()
+        if normed:
+            heads = F.rms_norm(heads, (dim,), weight, 1e-6)
+        heads[..., :turned] = apply_rotary_pos_emb(
+            heads[..., :turned], heads[..., :turned], angles.cos(), angles.sin(), unsqueeze_dim=1
+        )[0]
+        api.rotate(x, 3, angles.cos(), angles.sin(), Norm(weight, 1e-6))
+        torch.testing.assert_close(x, heads.reshape(5, -1), rtol=1e-5, atol=1e-6)
+
+
+class _Pages:
+    """Sequences of random keys and values in shuffled blocks. new: tokens of each that attend now."""
+
+    def __init__(self, lengths: list[int], new: list[int], dtype: torch.dtype, dim: int = 32) -> None:
+        width = max(lengths) // 16 + 1
+        blocks = torch.randperm(len(lengths) * width) + 1
+        self.tables = blocks.view(-1, width).int()
+        self.lengths = torch.tensor(lengths, dtype=torch.int32)
+        self.new = new
+        shape = (len(blocks) + 1, 2, 16, dim)
+        self.k_cache, self.v_cache = (torch.full(shape, float("nan")).to(dtype) for _ in range(2))
+        self.q, self.k, self.v = ([torch.randn(n, h, dim) for n in lengths] for h in (6, 2, 2))
+        for row, length in enumerate(lengths):
+            for at in range(length - new[row]):
+                block, place = self.tables[row, at // 16], at % 16
+                self.k_cache[block, :, place], self.v_cache[block, :, place] = self.k[row][at], self.v[row][at]
+
+    def attend(self, rows: list[int], window: int | None) -> list[torch.Tensor]:
+        def new(x: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([x[row][len(x[row]) - self.new[row] :] for row in rows])
+
+        places = [
+            torch.stack([self.tables[r, at // 16] * 16 + at % 16 for at in range(n - self.new[r], n)])
+            for r in rows
+            for n in [int(self.lengths[r])]
+        ]
+        counts = [self.new[row] for row in rows]
+        found = api.attend(
+            self.k_cache,
+            self.v_cache,
+            *(new(x) for x in (self.q, self.k, self.v)),
+            writes=torch.cat(places).long(),
+            tables=self.tables[rows],
+            lengths=self.lengths[rows],
+            starts=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
+            scale=0.2,
+            window=window,
+        )
+        return list(found.split(counts))
+
+    def wanted(self, row: int, window: int | None) -> torch.Tensor:
+        dtype, length = self.k_cache.dtype, int(self.lengths[row])
+        k, v = (x[row].to(dtype).double().transpose(0, 1) for x in (self.k, self.v))
+        q = self.q[row].double().transpose(0, 1)
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        if window:
+            seen &= ~torch.ones(length, length, dtype=torch.bool).tril(-window)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=0.2, enable_gqa=True)
+        return out.transpose(0, 1)[length - self.new[row] :]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 40])
+def test_attention_is_that_of_torch_however_blocks_lie(dtype: torch.dtype, window: int | None) -> None:
+    torch.manual_seed(4)
+    for dim in (16, 64, 80):
+        pages = _Pages([1, 16, 17, 70, 33, 50], [1, 1, 1, 1, 33, 20], dtype, dim)
+        for row, found in enumerate(pages.attend([0, 1, 2, 3, 4, 5], window)):
+            torch.testing.assert_close(found.double(), pages.wanted(row, window), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_of_a_token_does_not_depend_on_the_batch_or_the_chunk(window: int | None) -> None:
+    torch.manual_seed(5)
+    for dtype in (torch.float32, torch.bfloat16):
+        lengths = [40, 90, 70]
+        torch.manual_seed(6)
+        whole = _Pages(lengths, lengths, dtype).attend([0, 1, 2], window)
+        torch.manual_seed(6)
+        single = _Pages(lengths, [1, 1, 1], dtype).attend([2, 0, 1], window)
+        torch.manual_seed(6)
+        chunk = _Pages(lengths, [7, 33, 21], dtype).attend([1], window)
+        for row, found in zip([2, 0, 1], single, strict=True):
+            assert torch.equal(found[0], whole[row][-1])
+        assert torch.equal(chunk[0], whole[1][-33:])
+
+
+def _build(folder: Path) -> str:
+    return str(build.library(folder))
+
+
+def test_ranks_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-o*) echo >> {calls}; for to; do :; done; echo x > "$to";; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    folder = tmp_path / "cache"
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        found = set(pool.map(_build, [folder] * 8))
+    assert len(found) == 1
+    assert calls.read_text().count("\n") == 1
+    assert Path(found.pop()).read_text() == "x\n"
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert sorted(p.suffix for p in folder.iterdir()) == ["", ".so"]
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_working_compiler_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert build.library(tmp_path / "cache") is None
+    assert len(caplog.records) == 1
+    assert compiler in caplog.text
+
+
+def test_another_processor_or_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build._key(["c++"])
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    assert build._key(["c++"]) != first
+    monkeypatch.undo()
+    other = tmp_path / "kernels.cpp"
+    other.write_bytes(build.SOURCE.read_bytes() + b"\n")
+    monkeypatch.setattr(build, "SOURCE", other)
+    assert build._key(["c++"]) != first
