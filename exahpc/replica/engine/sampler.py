@@ -92,6 +92,7 @@ class Sampler:
         """Whether the likeliest tokens are all that these slots want."""
         return bool(self._plain[slots].all())
 
+    @torch.inference_mode()
     def draw(self, logits: torch.Tensor, slots: ArrayLike, positions: ArrayLike) -> Drawn:
         """One token a row: logits [rows, vocabulary] float32 (overwritten), with the slot of each and the number
         of tokens generated before."""
@@ -117,6 +118,7 @@ class Sampler:
             found[row] = one
         return Drawn(tokens, found)
 
+    @torch.inference_mode()
     def score(self, logits: torch.Tensor, targets: ArrayLike, slot: int) -> list[Likelihood]:
         """How likely `targets` [n], tokens of the prompt in `slot`, were after what came before each of them:
         logits [n, vocabulary] float32."""
