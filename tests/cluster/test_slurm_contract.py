@@ -81,7 +81,7 @@ def work(client: SlurmClient, tmp_path: Path) -> Work:
 
 
 def test_an_array_runs_and_each_task_has_its_own_record(work: Work, cluster: DevCluster) -> None:
-    array = work.submit(1, array="0-2")
+    array = work.submit(8, array="0-2")  # long enough to be seen running
     assert array.isdigit()
     work.running(f"{array}_0", f"{array}_2")
     records = {record.id: record for record in work.client.jobs([array])}
