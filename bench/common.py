@@ -72,6 +72,28 @@ def compare(runs: list[dict[str, Any]], ours: str, rival: str, keys: dict[str, s
     return table
 
 
+def table(runs: list[dict[str, Any]], ours: str, keys: dict[str, str], rival: str) -> dict[str, dict[str, Any]]:
+    """Medians of all sides for each case; the ratio is ours / the best side whose name starts with `rival`.
+
+    keys: case -> the number to compare in it, of which more is better. Sides stand in the order in which they ran.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for case, key in keys.items():
+        sides = dict.fromkeys(run["side"] for run in runs if run["case"] == case)
+        medians = {side: median(runs, side, case, key) for side in sides}
+        best = max((value for side, value in medians.items() if side.startswith(rival)), default=0.0)
+        ratio = round(medians[ours] / best, 3) if best and ours in medians else None
+        found[case] = {"number": key, **medians, "ratio": ratio}
+    return found
+
+
+def show(name: str, comparison: dict[str, dict[str, Any]]) -> None:
+    """Print the medians."""
+    for case, row in comparison.items():
+        numbers = "  ".join(f"{key} {value:,.1f}" for key, value in row.items() if isinstance(value, float))
+        print(f"{name} {case} [{row['number']}]: {numbers}")
+
+
 def write(
     name: str,
     *,
@@ -100,8 +122,6 @@ def write(
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    for case, row in comparison.items():
-        numbers = "  ".join(f"{key} {value:,.1f}" for key, value in row.items() if isinstance(value, float))
-        print(f"{name} {case} [{row['number']}]: {numbers}")
+    show(name, comparison)
     print(f"written: {path.relative_to(ROOT)}")
     return path
