@@ -151,7 +151,7 @@ class AgentCore:
                 if event.steps != slot.steps:
                     slot.moved(now, 0)
                 slot.running, slot.waiting, slot.kv_free = event.running, event.waiting, event.kv_free
-                slot.steps = event.steps
+                slot.steps, slot.idle = event.steps, event.idle
                 return []
             case Ended():
                 return self._ended(slot, event, now)

@@ -80,6 +80,7 @@ class Beat:
     waiting: int
     kv_free: int
     steps: int
+    idle: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class Replica:
                         message.waiting,
                         message.kv_free,
                         message.steps,
+                        tuple(message.idle),
                     )
                 )
             case NoRoom():

@@ -73,6 +73,7 @@ class Slot:
     kv_free: int = 0
     steps: int = 0
     rate: float = 0.0
+    idle: tuple[float, ...] = ()
     _sample: tuple[float, int] = (0.0, 0)
     _past: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY))
 
@@ -137,7 +138,7 @@ class Slot:
         self.known = self.serving = self.killed = self.probing = self.busy = False
         self.deadline = self.unlinked = None
         self.running = self.waiting = self.kv_free = self.steps = 0
-        self.rate = 0.0
+        self.rate, self.idle = 0.0, ()
 
     def state(self, now: float) -> ReplicaState:
         return ReplicaState(
@@ -152,4 +153,5 @@ class Slot:
             tokens=self.tokens,
             restarts=self.restarts,
             story=self.story,
+            idle=list(self.idle),
         )

@@ -98,7 +98,7 @@ def _table(*columns: str) -> Table:
 
 def _agents(reply: StatusReply) -> Table:
     table = _table(
-        "task", "node", "job", "slot", "phase", "running", "waiting", "tokens/s", "KV free", "restarts", ""
+        "task", "node", "job", "slot", "phase", "running", "waiting", "tokens/s", "idle", "KV free", "restarts", ""
     )
     for agent in reply.agents:
         first = [f"{agent.pool}/{agent.task}", agent.node, f"{agent.job} {agent.job_state}".strip()]
@@ -122,10 +122,19 @@ def _replica(agent: AgentStatus, state: ReplicaState) -> list[str | Text]:
         str(state.running),
         str(state.waiting),
         f"{state.token_rate:.0f}",
+        _idle(state.idle),
         str(state.kv_free),
         str(state.restarts),
         Text(state.story, "dim"),
     ]
+
+
+def _idle(shares: list[float]) -> str:
+    """Of several ranks, how long the busiest and the least busy had nothing to do while there was work."""
+    if len(shares) < 2:
+        return ""
+    low, high = round(min(shares) * 100), round(max(shares) * 100)
+    return f"{low} %" if low == high else f"{low}-{high} %"
 
 
 def _entries(reply: StatusReply) -> Table:

@@ -147,7 +147,7 @@ ReplicaPhase = Literal["down", "launching", "loading", "canary", "ready", "drain
 
 
 class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
-    """One replica as its agent sees it. Ages in seconds, rates in tokens per second."""
+    """One replica as its agent sees it. Ages in seconds, rates in tokens per second; idle: see ReplicaBeat."""
 
     slot: int
     incarnation: int
@@ -161,6 +161,7 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     story: str = ""
     """Last event worth telling a user: exit code, signal, last line of the traceback."""
+    idle: list[float] = []
 
 
 class AgentHello(Message, frozen=True):

@@ -159,6 +159,15 @@ def test_steps_without_tokens_are_life_for_a_while_but_not_for_ever() -> None:
     assert 10 * RECOVERY.stall_seconds < now < 11.5 * RECOVERY.stall_seconds
 
 
+def test_idle_shares_are_told_as_the_last_beat_gave_them_and_end_with_the_step() -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0)
+    core.handle(Beat(0, 1, 1, 0, 10, 1, (0.25, 0.0)), 1)
+    assert core.states(1)[0].idle == [0.25, 0.0]
+    core.handle(Ended(0, 1, 1, "gone"), 2)
+    assert core.states(2)[0].idle == []
+
+
 def test_an_agent_that_slept_does_not_blame_its_replicas() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
