@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from exahpc.agent.ending import Verdict
@@ -76,7 +77,7 @@ class Replica:
             case Tokens():
                 if self._canary is not None:
                     message = self._canary_heard(message)
-                if message.tokens or message.ended:
+                if message.tokens or message.ended or message.prompt:
                     self._emit(Moved(self.slot, self.incarnation, len(message.tokens)))
                     self._on_tokens(self.slot, message)
             case ReplicaBeat():
@@ -129,9 +130,10 @@ class Replica:
             self._canary_over(None if good else f"{self._canary} of {CANARY_TOKENS} tokens, then {ends[0]!r}")
         if not mine and not ends:
             return message
-        return Tokens(
-            [pair for pair in message.tokens if pair[0] != CANARY_SEQUENCE],
-            [pair for pair in message.ended if pair[0] != CANARY_SEQUENCE],
+        return msgspec.structs.replace(
+            message,
+            tokens=[pair for pair in message.tokens if pair[0] != CANARY_SEQUENCE],
+            ended=[pair for pair in message.ended if pair[0] != CANARY_SEQUENCE],
         )
 
     def _canary_over(self, problem: str | None) -> None:

@@ -87,7 +87,7 @@ def test_a_stop_string_cuts_streams_and_plain_answers_alike(local: Live) -> None
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": [""]}, 400, "prompt"),
         ({"messages": []}, 400, "messages"),
-        ({"prompt": "x", "echo": True, "max_tokens": 0}, 400, "echo"),
+        ({"prompt": "x", "echo": 1}, 400, "echo"),
         ({"prompt": "x", "n": 0}, 400, "n"),
         ({"prompt": "x", "n": 0, "stream": True}, 400, "n"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
