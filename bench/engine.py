@@ -70,6 +70,7 @@ class Engine:
         import torch
         from mpi4py import MPI
 
+        from exahpc.replica.blocks import blocks_of
         from exahpc.replica.engine.stage import Stage
         from exahpc.replica.worker import Grid, Worker
 
@@ -79,21 +80,22 @@ class Engine:
             stages=1,
             rank=0,
             ranks=1,
-            slots=sequences,
-            context=context,
+            blocks=sequences * blocks_of(context),
             dtype=getattr(torch, dtype),
             pack=pack,
         )
-        self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, sequences + chunk)
+        self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, context)
         self._limits = (sequences, context, chunk)
         self.clear()
 
     def clear(self) -> None:
         """Forget all sequences, and all that was kept of their prefixes."""
         from exahpc.replica.batching import Limits, Scheduler
+        from exahpc.replica.blocks import blocks_of
 
         sequences, context, chunk = self._limits
-        limits = Limits(sequences, sequences * context, context, chunk, 1, self.stage.vocabulary_size)
+        blocks = sequences * blocks_of(context)
+        limits = Limits(sequences, blocks, context, sequences + chunk, 1, self.stage.vocabulary_size)
         self._scheduler, self._next = Scheduler(limits), 0
 
     def add(self, ids: Sequence[int], new: int, *, batch: bool = False) -> int:
@@ -111,7 +113,9 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             return None
-        tokens = self._scheduler.done(plan.lane, self._worker.run(plan) or [])
+        drawn = self._worker.run(plan)
+        assert drawn is not None
+        tokens = self._scheduler.done(plan.lane, drawn)
         return Iteration(time.perf_counter(), plan.tokens, tokens.tokens)
 
 

@@ -1,94 +1,92 @@
-"""Continuous batching: which tokens of which sequences run next. Pure: no clock, no device.
+"""Continuous batching over a paged KV cache: which tokens of which sequences run next. Pure: no clock, no device.
 
-A sequence waits, then holds a slot and a reservation of KV tokens for its whole possible length, so a running
-sequence never has to give way. Each plan holds every decoding sequence of its lane (one token each) and at most
-`chunk` prompt tokens of prefilling ones. Online sequences start before batch rows; within a class, first come,
-first served, and nobody overtakes a sequence that does not fit yet.
+**Order.** Each sequence has a key (step of its arrival, number); a batch row counts as if it had arrived
+`patience` steps later. The lower key goes first, always: so online sequences go before batch rows, and since only
+finitely many have lower keys than a given one, nobody starves. Waiting sequences start in this order and nobody
+overtakes.
 
-Lanes are the micro-batches of a pipeline. A lane owns a range of slots, is in flight from `plan` to `done`, and
-its sequences never change lanes.
+**A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts. The
+prompt with the lowest key is sure of a quarter of that rest (a block at least) in every plan; the others go by
+what is left of them, the shortest first. So a long prompt neither holds up short ones nor waits for ever.
+
+**Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
+it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
+free. An online sequence that cannot start makes batch rows give way. The lowest key never gives way, hence
+everything ends. Prompts that begin alike share blocks (`blocks`), even within one plan.
+
+**Lanes** are plans in flight at once, one a pipeline stage. A sequence whose token is in flight waits for it; each
+plan takes its share of the decoding ones, so lanes stay even.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence as Items
-from itertools import pairwise
+from itertools import repeat
 
 import msgspec
 
 from exahpc.errors import StateError
-from exahpc.replica.plan import Move, Plan, Row
-from exahpc.wire.messages import Admit, NoRoom, Reason, Tokens
+from exahpc.replica.blocks import BLOCK, blocks_of
+from exahpc.replica.plan import Drawn, Plan, Row
+from exahpc.replica.residents import Residents
+from exahpc.replica.sequence import Sequence
+from exahpc.wire.messages import Admit, Likelihood, NoRoom, Reason, Tokens
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """sequences: slots; tokens: KV tokens over all slots; context: longest sequence; chunk: prompt tokens of one
-    plan; lanes: micro-batches in flight; vocabulary: token ids are below it."""
+    """What bounds the plans of a replica.
+
+    sequences: slots; blocks: of the KV cache; context: tokens of the longest sequence; budget: tokens of one plan;
+    lanes: plans in flight; vocabulary: token ids are below it; queue: waiting sequences beyond which no further is
+    taken in; patience: steps by which online sequences go before batch rows; prefix: share equal beginnings.
+    """
 
     sequences: int
-    tokens: int
+    blocks: int
     context: int
-    chunk: int
+    budget: int
     lanes: int
     vocabulary: int
+    queue: int = 100_000
+    patience: int = 1000
+    prefix: bool = True
+
+    def __post_init__(self) -> None:
+        least = least_budget(self.sequences, self.lanes)
+        if self.budget < least:
+            raise StateError(
+                f"budget = {self.budget}: every sequence and one block of a prompt need {least} tokens"
+            )
 
 
-class _Sequence:
-    """One admitted sequence. ids: prompt and generated tokens; cached: how many of them are in the KV cache."""
-
-    __slots__ = ("cached", "dead", "generated", "ids", "message", "slot", "stop")
-
-    def __init__(self, message: Admit) -> None:
-        self.message = message
-        self.ids = list(message.ids)
-        self.stop = frozenset(message.stop_ids)
-        self.cached = self.generated = 0
-        self.slot = -1
-        self.dead = False
-
-    @property
-    def need(self) -> int:
-        return len(self.message.ids) + self.message.new
-
-
-class _Lane:
-    """slots: range of the cache; active: in order of start; flight: whose tokens the plan in flight will bring;
-    wipe: slots left with numbers that are not finite (attention multiplies what it masks by zero)."""
-
-    __slots__ = ("active", "flight", "free", "slots", "wipe")
-
-    def __init__(self, slots: range) -> None:
-        self.slots = slots
-        self.free = list(slots)  # kept sorted: the lowest is used first
-        self.active: list[_Sequence] = []
-        self.flight: list[_Sequence] | None = None
-        self.wipe: list[int] = []
+def least_budget(sequences: int, lanes: int) -> int:
+    """Tokens of a plan in which every decoding sequence of a lane and a block of a prompt have room."""
+    return -(-sequences // lanes) + BLOCK
 
 
 class Scheduler:
-    """Owns all sequences of a replica. `plan` and `done` alternate for each lane."""
+    """Owns all sequences of a replica. Each `plan` is answered by one `done` with its lane, in the same order."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        lanes = max(1, min(limits.lanes, limits.sequences))
-        edges = [limits.sequences * i // lanes for i in range(lanes + 1)]
-        self._lanes = [_Lane(range(a, b)) for a, b in pairwise(edges)]
-        self._waiting: tuple[deque[_Sequence], deque[_Sequence]] = (deque(), deque())  # online, batch
-        self._known: dict[int, _Sequence] = {}
-        self._reserved = 0
+        self._residents = Residents(limits.sequences, limits.blocks, limits.prefix)
+        self._known: dict[int, Sequence] = {}
+        self._flight: dict[int, tuple[list[Sequence], list[Sequence]]] = {}  # who samples, who scores
+        self._admitted = self._steps = 0
         self.generated = 0
 
     # --- what the agent says --------------------------------------------------------------------------------
 
     def admit(self, message: Admit) -> NoRoom | None:
-        """Take a sequence in, or say why it can never run. Waiting sequences are not bounded here."""
+        """Take a sequence in, or say why not."""
         reason = self._impossible(message)
         if reason:
             return NoRoom(message.sequence, reason)
-        found = _Sequence(message)
+        if self.waiting >= self.limits.queue:
+            return NoRoom(message.sequence, f"{self.waiting} sequences wait already", full=True)
+        self._admitted += 1
+        found = Sequence(message, (self._steps + message.batch * self.limits.patience, self._admitted))
         self._known[message.sequence] = found
-        self._waiting[message.batch].append(found)
+        self._residents.enqueue(found)
         return None
 
     def _impossible(self, message: Admit) -> str:
@@ -97,12 +95,15 @@ class Scheduler:
             return f"sequence {message.sequence} runs already"
         if not message.ids:
             return "no tokens: a sequence needs at least one"
+        if not 0 <= message.position < len(message.ids):
+            return f"position = {message.position}: of {len(message.ids)} tokens at least one must be prompt"
         if message.new < 1:
             return f"new = {message.new}: a sequence must be allowed to generate at least one token"
         if need > limits.context:
             return f"{len(message.ids)} prompt + {message.new} new tokens exceed the context of {limits.context}"
-        if need > limits.tokens:
-            return f"{len(message.ids)} prompt + {message.new} new tokens exceed the KV cache of {limits.tokens}"
+        if blocks_of(need) > limits.blocks:
+            kept = limits.blocks * BLOCK
+            return f"{len(message.ids)} prompt + {message.new} new tokens exceed the KV cache of {kept}"
         if min(message.ids) < 0 or max(message.ids) >= limits.vocabulary:
             return f"token ids must lie in 0..{limits.vocabulary - 1}"
         temperature, top_p = message.sampling.temperature, message.sampling.top_p
@@ -111,158 +112,168 @@ class Scheduler:
         return ""
 
     def abort(self, sequence: int) -> None:
-        """Forget a sequence; unknown ones have ended meanwhile. A plan in flight keeps its slot till `done`."""
-        found = self._known.pop(sequence, None)
-        if found is None:
-            return
-        found.dead = True
-        if found.slot < 0:
-            self._waiting[found.message.batch].remove(found)
+        """Forget a sequence and free what it holds, at once; unknown ones have ended meanwhile."""
+        found = self._known.get(sequence)
+        if found is not None:
+            self._end(found)
 
     def drop_all(self) -> None:
         """Forget every sequence (a new agent took over)."""
-        for sequence in list(self._known):
-            self.abort(sequence)
+        for sequence in list(self._known.values()):
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.dead = True
+        del self._known[sequence.message.sequence]
+        self._residents.leave(sequence)
 
     # --- iterations -----------------------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
-        """The next plan of a lane that is not in flight; None when there is nothing to run now."""
-        idle = [lane for lane in self._lanes if lane.flight is None]
-        for lane in idle:
-            self._sweep(lane)
-        for lane in idle:
-            self._start(lane)
-        # The lane that waited longest is first: lanes are kept in the order in which they were planned.
-        for lane in idle:
-            if lane.active:
-                self._lanes.remove(lane)
-                self._lanes.append(lane)
-                return self._compose(lane)
-        return None
+        """The next plan, for a lane that is not in flight; None when nothing can run now."""
+        lane = next((n for n in range(self.limits.lanes) if n not in self._flight), None)
+        if lane is None:
+            return None
+        gave_way = -1
+        chosen: list[tuple[Sequence, Row]] = []
+        while not chosen and gave_way != self.preemptions:  # whoever was due gave way: others can run
+            gave_way = self.preemptions
+            chosen = self._choose()
+        if not chosen:
+            return None
+        self._steps += 1
+        chosen.sort(key=lambda pair: (len(pair[1].ids) > 1, pair[1].slot))
+        self._flight[lane] = [s for s, row in chosen if row.sample], [s for s, row in chosen if row.score]
+        wipe = self._residents.pool.unclean()
+        begins = [s.begin() for s, _ in chosen if not s.begun]
+        blocks = [s.tell() for s, _ in chosen if s.untold]
+        return Plan(lane, wipe, begins, blocks, [row for _, row in chosen])
 
-    def done(self, lane: int, sampled: Items[int]) -> Tokens:
-        """Take in the tokens drawn by the plan of `lane`: one for each row with `sample`; negative: no number.
+    def done(self, lane: int, drawn: Drawn) -> Tokens:
+        """Take in what was drawn for the plan of `lane`.
 
-        Raises StateError when that lane is not in flight.
+        Raises StateError when that lane is not in flight or the answer is not one to its plan.
         """
-        found = next((x for x in self._lanes if x.slots.start == lane), None)
-        if found is None or found.flight is None:
-            raise StateError(f"lane {lane} is not in flight, yet its tokens {list(sampled)} came back")
-        if len(found.flight) != len(sampled):
-            raise StateError(f"lane {lane} asked for {len(found.flight)} tokens and got {len(sampled)}")
-        tokens: list[tuple[int, int]] = []
-        ended: list[tuple[int, Reason]] = []
-        for sequence, token in zip(found.flight, sampled, strict=True):
-            if sequence.dead:
-                continue
-            number = sequence.message.sequence
-            reason: Reason | None = None
-            if token < 0:
-                reason = "error"
-                found.wipe.append(sequence.slot)
-            elif token in sequence.stop:
+        if lane not in self._flight:
+            raise StateError(f"lane {lane} is not in flight, yet its tokens {drawn.tokens} came back")
+        sampling, scoring = self._flight.pop(lane)
+        if (len(sampling), len(scoring)) != (len(drawn.tokens), len(drawn.scores)):
+            raise StateError(
+                f"lane {lane} asked for {len(sampling)} tokens and {len(scoring)} scores "
+                f"and got {len(drawn.tokens)} and {len(drawn.scores)}"
+            )
+        told = Tokens([], [])
+        for sequence, score in zip(scoring, drawn.scores, strict=True):
+            if score and not sequence.dead:
+                told.prompt.append((sequence.message.sequence, score))
+        for sequence, token, logprob in zip(
+            sampling, drawn.tokens, drawn.logprobs or repeat(None), strict=bool(drawn.logprobs)
+        ):
+            if not sequence.dead:
+                self._take(sequence, token, logprob, told)
+        return told
+
+    def _take(self, sequence: Sequence, token: int, logprob: Likelihood | None, told: Tokens) -> None:
+        sequence.awaited = False
+        number = sequence.message.sequence
+        reason: Reason | None = None
+        if token < 0:
+            reason = "error"
+            self._residents.pool.condemn(sequence.blocks)
+        else:
+            sequence.sound = len(sequence.ids)
+            if token in sequence.stop:
                 reason = "stop"
             else:
-                tokens.append((number, token))
+                told.tokens.append((number, token))
+                if logprob is not None:
+                    told.logprobs.append((number, logprob))
                 sequence.ids.append(token)
                 sequence.generated += 1
                 self.generated += 1
                 if sequence.generated == sequence.message.new:
                     reason = "length"
-            if reason:
-                ended.append((number, reason))
-                sequence.dead = True
-                del self._known[number]
-        found.flight = None
-        self._sweep(found)
-        return Tokens(tokens, ended)
+        if reason:
+            told.ended.append((number, reason))
+            self._end(sequence)
 
     # --- what others ask ------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        return sum(len(lane.active) for lane in self._lanes)
+        return len(self._residents.running)
 
     @property
     def waiting(self) -> int:
-        return sum(len(queue) for queue in self._waiting)
+        return len(self._residents.waiting)
 
     @property
     def kv_free(self) -> int:
-        """KV tokens that no running sequence has reserved."""
-        return self.limits.tokens - self._reserved
+        """KV tokens that no running sequence holds."""
+        return self._residents.pool.free * BLOCK
+
+    @property
+    def kv_cached(self) -> int:
+        """Those of them that are remembered for the next prompt that begins alike."""
+        return self._residents.pool.remembered * BLOCK
+
+    @property
+    def prefix_hits(self) -> int:
+        """Prompt tokens that did not have to be computed, so far."""
+        return self._residents.hits
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running sequence had to give way, so far."""
+        return self._residents.preemptions
 
     @property
     def in_flight(self) -> int:
-        return sum(lane.flight is not None for lane in self._lanes)
+        return len(self._flight)
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # --- who runs -------------------------------------------------------------------------------------------
 
-    def _sweep(self, lane: _Lane) -> None:
-        """Give back what dead sequences hold."""
-        dead = [s for s in lane.active if s.dead]
-        if dead:
-            lane.active = [s for s in lane.active if not s.dead]
-            lane.free = sorted([*lane.free, *(s.slot for s in dead)])
-            self._reserved -= sum(s.need for s in dead)
+    def _choose(self) -> list[tuple[Sequence, Row]]:
+        residents = self._residents
+        residents.start()
+        idle = [s for s in residents.running if not s.awaited]
+        for sequence in idle:
+            residents.adopt(sequence)
+        prompts = [s for s in idle if s.left > 1]
+        decoding = sorted((s for s in idle if s.left == 1), key=lambda s: (s.turn, s.key))
+        due = decoding[: -(-(len(residents.running) - len(prompts)) // self.limits.lanes)]
+        room = self.limits.budget - len(due)
+        sure = _sure(prompts, room)
+        chosen: list[tuple[Sequence, Row]] = []
+        for sequence in sorted([*due, *prompts[:1]], key=lambda s: s.key):
+            if sequence.slot < 0:  # gave way to one before it
+                continue
+            decodes = sequence.left == 1
+            count = 1 if decodes else sequence.cut(sure)
+            if residents.grow(sequence, count):
+                chosen.append((sequence, self._row(sequence, count)))
+                room -= 0 if decodes else count
+            elif sequence.slot >= 0:  # it waits for tokens in flight: nobody takes what they will give back
+                return chosen
+        for sequence in sorted(prompts[1:], key=lambda s: (s.left, s.key)):
+            if sequence.slot < 0:
+                continue
+            residents.adopt(sequence)  # also what rows of this very plan compute
+            count = sequence.cut(min(sequence.left, room))
+            if count and residents.has(sequence, count) and residents.grow(sequence, count):
+                chosen.append((sequence, self._row(sequence, count)))
+                room -= count
+        return chosen
 
-    def _start(self, lane: _Lane) -> None:
-        """Start waiting sequences, no more than this lane's share so that all lanes have work."""
-        share = -(-(self.running + self.waiting) // len(self._lanes))
-        while lane.free and len(lane.active) < share:
-            queue = next((q for q in self._waiting if q), None)
-            if queue is None or queue[0].need > self.kv_free:
-                return
-            sequence = queue.popleft()
-            sequence.slot = lane.free.pop(0)
-            self._reserved += sequence.need
-            lane.active.append(sequence)
+    def _row(self, sequence: Sequence, count: int) -> Row:
+        before = sequence.cached
+        row = sequence.row(count)
+        sequence.turn = self._steps
+        self._residents.publish(sequence, before)
+        return row
 
-    def _compose(self, lane: _Lane) -> Plan:
-        moves = self._compact(lane)
-        rows: list[tuple[_Sequence, int]] = []
-        budget = self.limits.chunk
-        # Prompts share what the chunk allows, online ones first; whoever has one token left always runs.
-        for sequence in sorted(lane.active, key=lambda s: s.message.batch):
-            left = len(sequence.ids) - sequence.cached
-            count = min(left, budget) if left > 1 else 1
-            if count:
-                rows.append((sequence, count))
-                budget -= count if left > 1 else 0
-        rows.sort(key=lambda row: (row[1] > 1, row[0].slot))  # single tokens in slot order: batched attention
-        built = [self._row(sequence, count) for sequence, count in rows]
-        lane.flight = [s for (s, _), row in zip(rows, built, strict=True) if row.sample]
-        for sequence, count in rows:
-            sequence.cached += count
-        wipe, lane.wipe = lane.wipe, []
-        return Plan(lane=lane.slots.start, wipe=wipe, moves=moves, rows=built)
 
-    def _row(self, sequence: _Sequence, count: int) -> Row:
-        message, at = sequence.message, sequence.cached
-        ids = sequence.ids[at : at + count]
-        if at + count < len(sequence.ids):
-            return Row(sequence.slot, at, ids, False)
-        return Row(
-            sequence.slot,
-            at,
-            ids,
-            True,
-            message.sampling,
-            message.seed & (2**64 - 1),
-            message.stream,
-            message.position + sequence.generated,
-        )
-
-    def _compact(self, lane: _Lane) -> list[Move]:
-        """Keep running sequences in the lane's first slots: attention batches neighbours without copies."""
-        moves: list[Move] = []
-        for sequence in sorted(lane.active, key=lambda s: -s.slot):
-            if not lane.free or lane.free[0] > sequence.slot:
-                break
-            target = lane.free.pop(0)
-            if sequence.cached:
-                moves.append(Move(sequence.slot, target, sequence.cached))
-            lane.free = sorted([*lane.free, sequence.slot])
-            sequence.slot = target
-        return moves
+def _sure(prompts: list[Sequence], room: int) -> int:
+    """Tokens for the prompt that goes first: its quarter, or what the shorter ones leave."""
+    shorter = sum(s.left for s in prompts if s.left < prompts[0].left)
+    return max(BLOCK, room // 4, room - shorter)

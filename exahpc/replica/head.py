@@ -11,7 +11,7 @@ from collections import deque
 
 from exahpc.replica.batching import Scheduler
 from exahpc.replica.mouth import Mouth
-from exahpc.replica.plan import Plan
+from exahpc.replica.plan import Drawn, Plan
 from exahpc.replica.worker import Incoming, Worker
 from exahpc.wire.messages import (
     Abort,
@@ -80,18 +80,18 @@ class Head:
         plan = self._scheduler.plan()
         if plan is not None:
             self._worker.send(plan)
-            sampled = self._worker.run(plan)
+            drawn = self._worker.run(plan)
             if self._pipelined:
-                self._flight.append((plan.lane, self._worker.tokens(plan.samples)))
+                self._flight.append((plan.lane, self._worker.drawn(plan)))
             else:
-                self._finish(plan.lane, sampled or [])
+                self._finish(plan.lane, drawn or Drawn())
         elif self._flight:
             lane, incoming = self._flight.popleft()
             self._finish(lane, incoming.get())
 
-    def _finish(self, lane: int, sampled: list[int]) -> None:
-        tokens = self._scheduler.done(lane, sampled)
-        if tokens.tokens or tokens.ended:
+    def _finish(self, lane: int, drawn: Drawn) -> None:
+        tokens = self._scheduler.done(lane, drawn)
+        if tokens.tokens or tokens.ended or tokens.prompt:
             self._tell(tokens)
         if tokens.ended:
             self._next_beat = 0.0
@@ -106,4 +106,14 @@ class Head:
             return
         self._next_beat = now + BEAT_SECONDS
         s = self._scheduler
-        self._tell(ReplicaBeat(s.running, s.waiting, s.kv_free, self._worker.step, s.generated))
+        beat = ReplicaBeat(
+            s.running,
+            s.waiting,
+            s.kv_free,
+            self._worker.step,
+            s.generated,
+            s.kv_cached,
+            s.prefix_hits,
+            s.preemptions,
+        )
+        self._tell(beat)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exahpc.deployment.architectures import check
-from exahpc.deployment.grid import kv_tokens
+from exahpc.deployment.grid import BLOCK, kv_tokens
 from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from exahpc.replica.worker import Worker
 
 log = logging.getLogger(__name__)
-CPU_CHUNK, DEVICE_CHUNK = 128, 1024
-"""Prompt tokens of one plan: what a processor (an accelerator) does without holding up decoding for long."""
+CPU_BUDGET, DEVICE_BUDGET = 128, 2048
+"""Tokens of one plan: what a processor (an accelerator) does without holding up decoding for long."""
 
 
 def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path) -> None:
@@ -59,7 +59,8 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     device = _device(local.rank, pool.devices_per_rank)
     import torch
 
-    from exahpc.replica.batching import Limits, Scheduler
+    from exahpc.replica import staging
+    from exahpc.replica.batching import Limits, Scheduler, least_budget
     from exahpc.replica.engine import group
     from exahpc.replica.engine.stage import Stage
     from exahpc.replica.head import Head
@@ -71,32 +72,38 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     grid = Grid(world, pool.tensor_parallel, pool.pipeline_parallel)
     group.init(grid.tp, device.index if device else None)
     fault(world.rank, "load")
-    chunk = DEVICE_CHUNK if device else CPU_CHUNK
-    context = deployment.model.context
+    context, tokens = deployment.model.context, kv_tokens(pool, deployment.model.context)
+    weights = staging.prepare(world, local, deployment.model)
     stage = Stage(
-        Path(deployment.model.path),
+        weights.folder,
         stage=grid.stage,
         stages=grid.stages,
         rank=grid.rank,
         ranks=grid.ranks,
-        slots=pool.max_sequences,
-        context=context,
+        blocks=tokens // BLOCK,
         dtype=getattr(torch, deployment.model.dtype),
         pack=pool.replicas_per_task == 1 if pool.pack is None else pool.pack,
     )
-    worker = Worker(grid, stage, pool.max_sequences, pool.max_sequences + chunk)
+    worker = Worker(grid, stage, pool.max_sequences, context)
     world.Barrier()
     log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
     if mouth is None:
         follow(worker)
     else:
-        tokens = kv_tokens(pool, context)
-        limits = Limits(pool.max_sequences, tokens, context, chunk, grid.stages, stage.vocabulary_size)
+        limits = Limits(
+            sequences=pool.max_sequences,
+            blocks=tokens // BLOCK,
+            context=context,
+            budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
+            lanes=grid.stages,
+            vocabulary=stage.vocabulary_size,
+        )
         hello = ReplicaHello(pool_name, slot, incarnation, pool.max_sequences, tokens, context, _step_id())
         Head(mouth, Scheduler(limits), worker, hello, pipelined=grid.stages > 1).run()
         mouth.close()
     worker.finish()
     world.Barrier()
+    weights.close()
 
 
 def follow(worker: Worker) -> None:

@@ -1,27 +1,32 @@
-"""What every rank does with a plan: move cache slots, run its layers, pass on; the last stage samples.
+"""What every rank does with a plan: keep its tables, run its layers, pass on; the last stage samples.
 
 World rank = stage * tensor_parallel + tensor-parallel rank. Rank 0 is the head; the tensor-parallel rank 0 of the
 last stage is the sampler. Hidden states go from each rank to its equal in the next stage, staged through host
-memory; sampled tokens go from the sampler to the head.
+memory; what was drawn goes from the sampler to the head, for every plan, so that the head cannot run away.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+import numpy as np
 import torch
 from mpi4py import MPI
 
 from exahpc.replica import plan as plans
 from exahpc.replica.engine.attention import Step
 from exahpc.replica.engine.group import buffer
-from exahpc.replica.engine.sampler import sample
+from exahpc.replica.engine.sampler import Sampler
 from exahpc.replica.engine.stage import Stage
 from exahpc.replica.guard import fault
-from exahpc.replica.plan import Plan, Row
+from exahpc.replica.plan import Drawn, Plan, Row
+from exahpc.replica.tables import Tables
 from exahpc.replica.waiting import IDLE_PER_RANK, wait
 
-_HIDDEN, _TOKENS, _LOGITS = 1, 2, 3
+_HIDDEN, _DRAWN, _LIKELIHOODS, _LOGITS = 1, 2, 3, 4
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Drawn).decode
 
 
 class Grid:
@@ -40,10 +45,11 @@ class Grid:
 class Worker:
     """Runs plans on one rank, in the order in which the head sent them."""
 
-    def __init__(self, grid: Grid, stage: Stage, sequences: int, tokens: int) -> None:
-        """sequences, tokens: the most rows and new tokens of one plan."""
+    def __init__(self, grid: Grid, stage: Stage, sequences: int, context: int) -> None:
+        """sequences: slots; context: most tokens of one sequence."""
         self._grid, self._stage = grid, stage
-        self._size = plans.most_bytes(sequences, tokens)
+        self._tables = Tables(sequences, context)
+        self._sampler = Sampler(sequences, stage.vocabulary_size)
         self._sending: deque[tuple[MPI.Request, object]] = deque()  # with what they read
         self.step = 0
 
@@ -52,42 +58,49 @@ class Worker:
     def send(self, plan: Plan) -> None:
         """Head rank: give `plan` to all ranks. Does not wait for ranks that are busy with an earlier one."""
         if self._grid.world.size > 1:
-            data = bytearray(self._size)
-            plans.encode(plan, memoryview(data))
-            self._sending.append((self._grid.world.Ibcast(data, root=0), data))
+            for part in plans.encode(plan):
+                if part:
+                    self._sending.append((self._grid.world.Ibcast(part, root=0), part))
 
     def receive(self) -> Plan:
         """Other ranks: the next plan."""
-        data = bytearray(self._size)
-        wait(self._grid.world.Ibcast(data, root=0), IDLE_PER_RANK * self._grid.world.size)
-        return plans.decode(memoryview(data))
+        world = self._grid.world
+        first = bytearray(plans.FIRST)
+        wait(world.Ibcast(first, root=0), IDLE_PER_RANK * world.size)
+        second = bytearray(plans.rest(first))
+        if second:
+            wait(world.Ibcast(second, root=0))
+        return plans.decode(first, second)
 
     # --- iterations -----------------------------------------------------------------------------------------
 
-    def run(self, plan: Plan) -> list[int] | None:
-        """This rank's part of one iteration; the sampled tokens where this rank is the sampler."""
+    def run(self, plan: Plan) -> Drawn | None:
+        """This rank's part of one iteration; what was drawn where this rank is the sampler."""
         self.step += 1
         fault(self._grid.world.rank, f"step{self.step}")
         self._release()
         stage, grid = self._stage, self._grid
-        for slot in plan.wipe:
-            stage.cache.wipe(slot)
-        for move in plan.moves:
-            stage.cache.move(move.source, move.target, move.length)
-        step = Step(plan, stage.device)
+        if plan.wipe:
+            stage.cache.wipe(plan.wipe)
+        self._tables.apply(plan)
+        step = Step(plan, self._tables, stage.device)
         hidden = stage.forward(step, self._input(plan, step))
         if not stage.is_last:
             self._post(grid.pp, hidden.contiguous().cpu(), grid.stage + 1, _HIDDEN)
             return None
-        rows = [row for row in plan.rows if row.sample]
-        tokens = self._sample(stage.logits(step, hidden).cpu(), rows) if rows else []
-        if grid.is_sampler and not grid.is_head and rows:
-            self._post(grid.world, torch.tensor(tokens, dtype=torch.int32), 0, _TOKENS)
-        return tokens if grid.is_sampler else None
+        for b in plan.begins:
+            self._sampler.begin(b.slot, b.sampling, b.seed, b.stream, b.stop_ids, b.ids, b.prompt)
+        rows = [row for row in plan.rows if row.lines]
+        drawn = self._draw(stage.logits(step, hidden), rows) if rows else Drawn()
+        if not grid.is_sampler:
+            return None
+        if not grid.is_head:
+            self._report(drawn)
+        return drawn
 
-    def tokens(self, count: int) -> Incoming:
-        """Head rank of a pipeline: the tokens that the sampler will send for the plan just run."""
-        return Incoming(self._grid, count)
+    def drawn(self, plan: Plan) -> Incoming:
+        """Head rank of a pipeline: what the sampler will draw for the plan just run."""
+        return Incoming(self._grid, plan.samples)
 
     def finish(self) -> None:
         """Complete what is still being sent; call on all ranks before the end."""
@@ -105,25 +118,62 @@ class Worker:
         wait(self._grid.pp.Irecv(buffer(x), self._grid.stage - 1, _HIDDEN))
         return x.to(stage.device)
 
-    def _sample(self, part: torch.Tensor, rows: list[Row]) -> list[int]:
-        """Collective over the last stage's ranks: part [rows, my vocabulary slice] -> tokens on the sampler."""
+    def _draw(self, part: torch.Tensor, rows: list[Row]) -> Drawn:
+        """Collective over the last stage's ranks: part [lines, my vocabulary slice] -> what the sampler draws."""
+        grid, sampler = self._grid, self._sampler
+        slots = [row.slot for row in rows if row.sample]
+        if grid.ranks > 1:
+            if sampler.plain(slots) and not any(row.score for row in rows):
+                return self._best(part)
+            whole = self._gather(part.cpu())
+            if whole is None:
+                return Drawn()
+            part = whole
+        scores = []
+        at, last = 0, []
+        for row in rows:
+            end = at + row.lines
+            if row.score:
+                targets = [*row.ids[1:], *([row.target] if row.target >= 0 else [])]
+                scores.append(sampler.score(part[at : at + len(targets)], targets, row.slot))
+            if row.sample:
+                last.append(end - 1)
+            at = end
+        if not last:
+            return Drawn(scores=scores)
+        if len(last) < at:
+            part = part[last]
+        found = sampler.draw(part, slots, [row.position for row in rows if row.sample])
+        return Drawn(found.tokens.tolist(), found.likelihoods, scores)
+
+    def _best(self, part: torch.Tensor) -> Drawn:
+        """Greedy rows: the best of each slice is enough."""
         grid, edges = self._grid, self._stage.vocabulary
-        if grid.ranks == 1:
-            return sample(part, rows)
-        if all(row.sampling.temperature == 0.0 for row in rows):  # the best of each slice is enough
-            best = part.max(-1)
-            pair = torch.stack((best.values.double(), (best.indices + edges[grid.rank]).double()))
-            pairs = torch.empty(grid.ranks, 2, len(rows), dtype=torch.float64)
-            grid.tp.Gather(buffer(pair), buffer(pairs) if grid.is_sampler else None, 0)
-            return _best(pairs) if grid.is_sampler else []
+        best = part.cpu().max(-1)
+        pair = torch.stack((best.values.double(), (best.indices + edges[grid.rank]).double()))
+        pairs = torch.empty(grid.ranks, 2, len(part), dtype=torch.float64)
+        grid.tp.Gather(buffer(pair), buffer(pairs) if grid.is_sampler else None, 0)
+        return Drawn(_best(pairs)) if grid.is_sampler else Drawn()
+
+    def _gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        """All slices of the vocabulary side by side, on the sampler."""
+        grid, edges = self._grid, self._stage.vocabulary
         if not grid.is_sampler:
             grid.tp.Send(buffer(part.contiguous()), 0, _LOGITS)
-            return []
+            return None
         whole = [part]
         for rank in range(1, grid.ranks):
-            whole.append(torch.empty(len(rows), edges[rank + 1] - edges[rank]))
+            whole.append(torch.empty(len(part), edges[rank + 1] - edges[rank]))
             grid.tp.Recv(buffer(whole[-1]), rank, _LOGITS)
-        return sample(torch.cat(whole, 1), rows)
+        return torch.cat(whole, 1)
+
+    def _report(self, drawn: Drawn) -> None:
+        """Sampler to head: the tokens, after the size of a second message that brings likelihoods, if any."""
+        more = np.frombuffer(_encode(drawn), np.uint8) if drawn.logprobs or drawn.scores else None
+        tokens = torch.tensor([0 if more is None else len(more), *drawn.tokens], dtype=torch.int32)
+        self._post(self._grid.world, tokens, 0, _DRAWN)
+        if more is not None:
+            self._post(self._grid.world, torch.from_numpy(more.copy()), 0, _LIKELIHOODS)
 
     def _post(self, comm: MPI.Intracomm, tensor: torch.Tensor, target: int, tag: int) -> None:
         self._sending.append((comm.Isend(buffer(tensor), target, tag), tensor))
@@ -134,18 +184,22 @@ class Worker:
 
 
 class Incoming:
-    """Sampled tokens on their way to the head."""
+    """What the sampler drew, on its way to the head."""
 
-    def __init__(self, grid: Grid, count: int) -> None:
-        self._data = torch.empty(count, dtype=torch.int32)
-        self._request = grid.world.Irecv(buffer(self._data), grid.sampler, _TOKENS) if count else None
+    def __init__(self, grid: Grid, tokens: int) -> None:
+        self._grid = grid
+        self._data = torch.empty(1 + tokens, dtype=torch.int32)
+        self._request = grid.world.Irecv(buffer(self._data), grid.sampler, _DRAWN)
 
-    def get(self) -> list[int]:
-        """Wait for them."""
-        if self._request is not None:
-            wait(self._request)
-        found: list[int] = self._data.tolist()
-        return found
+    def get(self) -> Drawn:
+        """Wait for it."""
+        wait(self._request)
+        size, *tokens = self._data.tolist()
+        if not size:
+            return Drawn(tokens)
+        more = torch.empty(size, dtype=torch.uint8)
+        wait(self._grid.world.Irecv(buffer(more), self._grid.sampler, _LIKELIHOODS))
+        return _decode(more.numpy().tobytes())
 
 
 def _best(pairs: torch.Tensor) -> list[int]:

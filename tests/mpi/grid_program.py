@@ -1,8 +1,10 @@
 """mpirun -n TP*PP python grid_program.py TP PP SCRIPT: many checks in one start of the ranks.
 
-SCRIPT is JSON: a list of {folder, sequences, context, chunk, admits}; admits are the fields of Admit and `at`,
+SCRIPT is JSON: a list of {folder, sequences, context, chunk, admits}; chunk: prompt tokens of one iteration beside
+a token of each sequence; tokens: KV cache, enough for all if not given; admits are the fields of Admit and `at`,
 the iteration in which it arrives. The real head loop and worker run; only the socket is replaced by a script.
-Prints one JSON line: for each entry {sequence: [tokens, reason]}.
+Prints one JSON line: for each entry {sequence: [tokens, reason]}; with `likelihoods` in the entry,
+{sequence: [tokens, reason, likelihoods of the tokens, of the prompt]}.
 """
 
 from __future__ import annotations
@@ -11,19 +13,22 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
+import msgspec
 import torch
 from mpi4py import MPI
 
-from exahpc.replica.batching import Limits, Scheduler
+from exahpc.replica.batching import Limits, Scheduler, least_budget
+from exahpc.replica.blocks import blocks_of
 from exahpc.replica.engine import group
 from exahpc.replica.engine.stage import Stage
 from exahpc.replica.guard import guarded
 from exahpc.replica.head import Head
 from exahpc.replica.rank import follow
 from exahpc.replica.worker import Grid, Worker
-from exahpc.wire.messages import Admit, Message, NoRoom, ReplicaHello, Sampling, StopReplica, Tokens
+from exahpc.wire.messages import Admit, Likelihood, Message, NoRoom, ReplicaHello, Sampling, StopReplica, Tokens
 
 
 class Script:
@@ -35,6 +40,8 @@ class Script:
         self._clock = 0
         self.tokens: dict[int, list[int]] = {n: [] for n in self._open}
         self.reasons: dict[int, str] = {}
+        self.likelihoods: dict[int, list[Likelihood]] = {n: [] for n in self._open}
+        self.prompts: dict[int, list[Likelihood]] = {n: [] for n in self._open}
         self.most = 0
 
     def poll(self, seconds: float) -> bool:
@@ -49,6 +56,11 @@ class Script:
     def send(self, message: Message) -> bool:
         if isinstance(message, Tokens):
             self.most = max(self.most, len(message.tokens))
+            for sequence, one in message.logprobs:
+                self.likelihoods[sequence].append(one)
+            for sequence, several in message.prompt:
+                assert not self.tokens[sequence], "the prompt's come before the first token"
+                self.prompts[sequence] += several
             for sequence, token in message.tokens:
                 self.tokens[sequence].append(token)
             for sequence, reason in message.ended:
@@ -68,21 +80,22 @@ def main() -> None:
     group.init(grid.tp, None)
     results = []
     for case in json.loads(Path(sys.argv[3]).read_text()):
+        sequences, context = case["sequences"], case["context"]
+        blocks = blocks_of(case.get("tokens", sequences * context))
         stage = Stage(
             Path(case["folder"]),
             stage=grid.stage,
             stages=pp,
             rank=grid.rank,
             ranks=tp,
-            slots=case["sequences"],
-            context=case["context"],
+            blocks=blocks,
             dtype=getattr(torch, case.get("dtype", "float32")),
             pack=case.get("pack", False),
         )
-        worker = Worker(grid, stage, case["sequences"], case["sequences"] + case["chunk"])
+        worker = Worker(grid, stage, sequences, context)
         if grid.is_head:
-            tokens = case.get("tokens", case["sequences"] * case["context"])
-            limits = Limits(case["sequences"], tokens, case["context"], case["chunk"], pp, stage.vocabulary_size)
+            budget = max(sequences + case["chunk"], least_budget(sequences, pp))
+            limits = Limits(sequences, blocks, context, budget, pp, stage.vocabulary_size)
             script = Script(
                 [
                     (a.pop("at", 0), Admit(**{**a, "sampling": Sampling(**a.get("sampling", {}))}))
@@ -91,7 +104,11 @@ def main() -> None:
             )
             hello = ReplicaHello("p", 0, 1, 1, 1, 1, "")
             Head(script, Scheduler(limits), worker, hello, pipelined=pp > 1).run()  # type: ignore[arg-type]
-            results.append({n: [script.tokens[n], script.reasons[n]] for n in script.tokens})
+            found: dict[int, list[Any]] = {n: [script.tokens[n], script.reasons[n]] for n in script.tokens}
+            if case.get("likelihoods"):
+                for n, made in found.items():
+                    made += msgspec.to_builtins((script.likelihoods[n], script.prompts[n]))
+            results.append(found)
         else:
             follow(worker)
         worker.finish()

@@ -1,33 +1,38 @@
-"""Ragged attention over a slot cache.
+"""Ragged attention over a paged cache.
 
-The new tokens of all sequences lie one after the other in one row [1, T], so linear layers see one matrix and
-only attention looks at sequence boundaries. Prefill, parts of a prompt and decoding share an iteration.
+The new tokens of all sequences lie one after the other in one row [T], so linear layers see one matrix and only
+attention looks at sequence boundaries. Prefill, parts of a prompt and decoding share an iteration. Keys and values
+lie in blocks that sequences may share; which are whose, a `Step` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
+from numpy.typing import NDArray
 
+from exahpc.replica.blocks import BLOCK
 from exahpc.replica.plan import Plan
+from exahpc.replica.tables import Tables
 
 
-class SlotCache:
-    """Keys and values of this stage's layers on this rank: each [layers, slots, kv_heads, context, head_dim]."""
+class PagedCache:
+    """Keys and values of this stage's layers on this rank: k, v, each [layers, blocks, kv_heads, BLOCK, head_dim],
+    contiguous. Block 0 belongs to nobody and stays zero."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (layers, blocks + 1, kv_heads, BLOCK, head_dim)
         self.k, self.v = (_zeros(shape, dtype, device) for _ in range(2))
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def wipe(self, blocks: Sequence[int]) -> None:
         for cache in (self.k, self.v):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
-
-    def wipe(self, slot: int) -> None:
-        for cache in (self.k, self.v):
-            cache[:, slot] = 0
+            cache[:, list(blocks)] = 0
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -38,108 +43,160 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(*shape)
 
 
-class Run:
-    """Neighbouring slots that each have one new token: one attention call.
+class Step:
+    """A plan as the arrays that attention and sampling need: the contract between scheduler and kernels.
 
-    at: place of the first in the ragged row; slots: [first, last); longest: cached tokens of the longest, new one
-    included; mask: [n, 1, 1, longest], true where a token is seen (None: all are).
+    T: tokens, R: rows (sequences) of the plan; contiguous and on `device` unless said otherwise.
+
+    total: T; positions: [T] int64, place of each token in its sequence (rotary embedding, causality);
+    writes: [T] int64, where its key and value go: block * BLOCK + place in the block;
+    tables: [R, W] int32, the blocks of each row's sequence in order, W of the longest, padded with block 0;
+    lengths: [R] int32, cached tokens of each row's sequence, the new ones included;
+    starts: [R + 1] int32, the row's tokens are [starts[r], starts[r + 1]); token i of row r has position
+    lengths[r] - (starts[r + 1] - starts[r]) + i and sees all positions up to its own;
+    decoding: the first so many rows have one new token each, the others more;
+    logits: [lines] int64, tokens after which logits are wanted, see `Row.lines`, in order of rows;
+    host_lengths, host_starts: the same in host memory, numpy; prepared: room for what an implementation of
+    `PagedAttention` makes once a step.
     """
 
-    __slots__ = ("at", "count", "longest", "mask", "slots")
+    def __init__(self, plan: Plan, tables: Tables, device: torch.device) -> None:
+        rows = plan.rows
+        slots = [row.slot for row in rows]
+        news = np.array([len(row.ids) for row in rows], np.int32)
+        past = np.array([row.past for row in rows], np.int32)
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(news, out=starts[1:])
+        lengths = past + news
+        width = -(-int(lengths.max()) // BLOCK)
+        blocks = tables.blocks[slots, :width]
+        of = np.repeat(np.arange(len(rows)), news)
+        positions = np.arange(starts[-1]) - (starts[:-1] - past)[of]
+        writes = blocks[of, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
+        self.total, self.device = int(starts[-1]), device
+        self.decoding = int((news == 1).sum())
+        self.host_lengths, self.host_starts = lengths, starts
+        self.positions, self.writes = self.to_device(positions), self.to_device(writes)
+        self.tables, self.lengths, self.starts = (self.to_device(x) for x in (blocks, lengths, starts))
+        lines = [np.arange(end - row.lines, end) for row, end in zip(rows, starts[1:], strict=True) if row.lines]
+        self.logits = self.to_device(np.concatenate(lines) if lines else np.zeros(0, np.int64))
+        self.prepared: Any = None
 
-    def __init__(self, at: int, first: int, past: list[int], device: torch.device) -> None:
-        self.at, self.count = at, len(past)
-        self.slots = slice(first, first + self.count)
-        self.longest = max(past) + 1
-        self.mask: torch.Tensor | None = None
-        if min(past) + 1 < self.longest:
-            seen = torch.arange(self.longest) <= torch.tensor(past)[:, None]
-            self.mask = seen[:, None, None].to(device)
-
-
-class Chunk:
-    """Several new tokens of one sequence. mask: [new, past + new], None when nothing was cached (causal)."""
-
-    __slots__ = ("at", "mask", "new", "past", "slot")
-
-    def __init__(self, at: int, slot: int, past: int, new: int, device: torch.device) -> None:
-        self.at, self.slot, self.past, self.new = at, slot, past, new
-        self.mask: torch.Tensor | None = None
-        if past:
-            self.mask = torch.ones(new, past + new, dtype=torch.bool, device=device).tril(past)
-
-
-class Step:
-    """What attention and sampling need to know of a plan, as tensors on the device."""
-
-    def __init__(self, plan: Plan, device: torch.device) -> None:
-        slots: list[int] = []
-        positions: list[int] = []
-        sampled: list[int] = []
-        self.runs: list[Run] = []
-        self.chunks: list[Chunk] = []
-        run: tuple[int, int, list[int]] | None = None
-        at = 0
-        for row in plan.rows:
-            new = len(row.ids)
-            if new == 1:
-                if run and row.slot == run[1] + len(run[2]):
-                    run[2].append(row.past)
-                else:
-                    if run:
-                        self.runs.append(Run(*run, device))
-                    run = (at, row.slot, [row.past])
-            else:
-                self.chunks.append(Chunk(at, row.slot, row.past, new, device))
-            slots += [row.slot] * new
-            positions += range(row.past, row.past + new)
-            at += new
-            if row.sample:
-                sampled.append(at - 1)
-        if run:
-            self.runs.append(Run(*run, device))
-        self.total = at
-        self.slots = torch.tensor(slots, device=device)
-        self.positions = torch.tensor(positions, device=device)
-        self.sampled = torch.tensor(sampled, dtype=torch.int64, device=device)
+    def to_device(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
 
-def attend(
+class PagedAttention(Protocol):
+    """Attention of a step's tokens over all cached ones. The law: tests/unit/replica/test_replica_attention.py."""
+
+    def __call__(
+        self,
+        step: Step,
+        cache: PagedCache,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """q [T, heads, D]; k, v [T, kv_heads, D], all rotated, of the cache's dtype -> [T, heads, D].
+
+        First writes k and v of all tokens to the cache, then reads: a row may see what another row of this step
+        wrote. Head h reads key/value head h // (heads / kv_heads). scale: of the scores, 1/sqrt(D) if None;
+        window: a token sees only so many positions, its own included.
+        """
+
+
+def gather_attention(
     step: Step,
-    cache: SlotCache,
+    cache: PagedCache,
     layer: int,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    scale: float | None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """q [T, heads, D]; k, v [T, kv_heads, D], all rotated -> [T, heads, D]. Appends k and v to the cache."""
-    k_cache, v_cache = cache.k[layer], cache.v[layer]
-    k_cache[step.slots, :, step.positions] = k
-    v_cache[step.slots, :, step.positions] = v
-    heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
+    """The reference, on any device: copies the blocks of each sequence together, then torch's attention."""
+    groups = _groups(step, k.shape[1])
+    kv_heads, dim = k.shape[1:]
+    k_cache, v_cache = (c[layer].view(-1, BLOCK * dim) for c in (cache.k, cache.v))  # [block x kv head, ...]
+    for new, blocks in ((k, k_cache), (v, v_cache)):
+        blocks.view(-1, dim).index_copy_(0, groups.writes, new.reshape(-1, dim))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for run in step.runs:
-        # Query heads that share a key/value head become query positions: grouped attention without copies.
-        grouped = q[run.at : run.at + run.count].reshape(run.count, kv_heads, heads // kv_heads, dim)
-        seen = F.scaled_dot_product_attention(
-            grouped,
-            k_cache[run.slots, :, : run.longest],
-            v_cache[run.slots, :, : run.longest],
-            attn_mask=run.mask,
-            scale=scale,
-        )
-        out[run.at : run.at + run.count] = seen.reshape(run.count, heads, dim)
-    for chunk in step.chunks:
-        end, length = chunk.at + chunk.new, chunk.past + chunk.new
-        seen = F.scaled_dot_product_attention(
-            q[chunk.at : end].transpose(0, 1)[None],
-            k_cache[None, chunk.slot, :, :length],
-            v_cache[None, chunk.slot, :, :length],
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=scale,
-            enable_gqa=heads != kv_heads,
-        )
-        out[chunk.at : end] = seen[0].transpose(0, 1)
+    for group in groups.all:
+        count = group.count
+        keys, values = (c[group.blocks].view(count, kv_heads, -1, dim) for c in (k_cache, v_cache))
+        mask = group.seen(window)
+        if group.new == 1:
+            # Query heads that share a key/value head become query positions: grouped attention without copies.
+            part = F.scaled_dot_product_attention(
+                q[group.tokens].view(count, kv_heads, -1, dim), keys, values, attn_mask=mask, scale=scale
+            )
+            out[group.tokens] = part.reshape(count, -1, dim)
+        else:
+            part = F.scaled_dot_product_attention(
+                q[group.tokens].transpose(0, 1)[None],
+                keys,
+                values,
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=q.shape[1] != kv_heads,
+            )
+            out[group.tokens] = part[0].transpose(0, 1)
     return out
+
+
+class _Group:
+    """Rows that share a call: one with several new tokens, or decoding ones of similar length.
+
+    tokens: their places in the ragged row; blocks: [rows x kv heads x width] lines of the cache.
+    """
+
+    def __init__(self, step: Step, rows: NDArray[np.int64], heads: torch.Tensor) -> None:
+        first, last = int(rows[0]), int(rows[-1])
+        starts, lengths = step.host_starts, step.host_lengths
+        self._step = step
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self.count, self.new = len(rows), int(starts[first + 1] - starts[first])
+        width = -(-int(lengths[rows].max()) // BLOCK)
+        self._length = width * BLOCK
+        index = step.to_device(rows)
+        self._lengths = step.lengths[index]
+        self.tokens: torch.Tensor | slice = slice(int(starts[first]), int(starts[last + 1]))
+        if last - first + 1 != self.count:
+            self.tokens = step.to_device(starts[rows].astype(np.int64))
+        table = step.tables[index, :width].long()
+        self.blocks = (table[:, None] * len(heads) + heads[:, None]).reshape(-1)
+
+    def seen(self, window: int | None) -> torch.Tensor:
+        """[rows, 1, new, length], true where a token sees a position."""
+        if window not in self._masks:
+            at = torch.arange(self._length, device=self._step.device)
+            own = self._lengths[:, None] - self.new + torch.arange(self.new, device=self._step.device)
+            seen = at <= own[..., None]
+            if window is not None:
+                seen &= at > own[..., None] - window
+            self._masks[window] = seen[:, None]
+        return self._masks[window]
+
+
+class _Groups:
+    def __init__(self, step: Step, kv_heads: int) -> None:
+        heads = torch.arange(kv_heads, device=step.device)
+        writes = step.writes[:, None]
+        self.writes = ((writes // BLOCK * kv_heads + heads) * BLOCK + writes % BLOCK).reshape(-1)
+        # Rows are padded to the longest of their call, so lengths within a call differ twofold at most.
+        sizes = np.frexp(step.host_lengths[: step.decoding].astype(float))[1]
+        rows = [np.flatnonzero(sizes == size) for size in np.unique(sizes)]
+        rows += [np.array([row]) for row in range(step.decoding, len(step.host_lengths))]
+        self.all = [_Group(step, one, heads) for one in rows]
+
+
+def _groups(step: Step, kv_heads: int) -> _Groups:
+    if not isinstance(step.prepared, _Groups):
+        step.prepared = _Groups(step, kv_heads)
+    return step.prepared

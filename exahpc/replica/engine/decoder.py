@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
 
-from exahpc.replica.engine.attention import SlotCache, Step, attend
+from exahpc.replica.engine.attention import PagedAttention, PagedCache, Step
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,13 +22,13 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 class Decoder:
     """body: a Hugging Face decoder after AutoTP; dtype: of hidden states."""
 
-    def __init__(self, body: Any, dtype: torch.dtype, is_last: bool) -> None:
+    def __init__(self, body: Any, dtype: torch.dtype, is_last: bool, attention: PagedAttention) -> None:
         self._rotary = body.rotary_emb
-        self._layers = [_Layer(layer, number, dtype) for number, layer in enumerate(body.layers)]
+        self._layers = [_Layer(layer, number, dtype, attention) for number, layer in enumerate(body.layers)]
         self._norm = _norm(body.norm, dtype) if is_last else None
         self._dtype = dtype
 
-    def __call__(self, step: Step, cache: SlotCache, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, step: Step, cache: PagedCache, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [T, H] -> [T, H]."""
         cos, sin = self._rotary(hidden[None], step.positions[None])
         half = cos.shape[-1] // 2
@@ -40,9 +40,11 @@ class Decoder:
 
 
 class _Layer:
-    def __init__(self, layer: Any, number: int, dtype: torch.dtype) -> None:
+    def __init__(self, layer: Any, number: int, dtype: torch.dtype, attend: PagedAttention) -> None:
+        self._attend = attend
         attention, mlp = layer.self_attn, layer.mlp
         self._number, self._dim, self._scale = number, attention.head_dim, attention.scaling
+        self._window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
         self._before, self._after = (
             _norm(n, dtype) for n in (layer.input_layernorm, layer.post_attention_layernorm)
         )
@@ -58,7 +60,7 @@ class _Layer:
     def __call__(
         self,
         step: Step,
-        cache: SlotCache,
+        cache: PagedCache,
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -72,7 +74,8 @@ class _Layer:
         heads = q.shape[1]
         both = torch.cat((q, k), 1)
         both = torch.addcmul(both * cos, both.roll(half, -1), sin)
-        seen = attend(step, cache, self._number, both[:, :heads], both[:, heads:], v, self._scale)
+        q, k = both[:, :heads], both[:, heads:]
+        seen = self._attend(step, cache, self._number, q, k, v, scale=self._scale, window=self._window)
         hidden = hidden + self._o(seen.view(len(x), -1))
         x = self._after(hidden)
         return hidden + self._down(self._activate(self._gate(x)) * self._up(x))

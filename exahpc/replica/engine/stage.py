@@ -1,29 +1,29 @@
 """One pipeline stage on one rank: layers [first, last) of a Hugging Face decoder, tensor-parallel through
-DeepSpeed-Inference (AutoTP), weights memory-mapped from the checkpoint, own slot cache.
+DeepSpeed-Inference (AutoTP), weights memory-mapped from the checkpoint, own paged KV cache.
 
-DeepSpeed has no pipeline for inference, so a stage is a decoder with only its own layers. The output layer stays
-outside of DeepSpeed, split by vocabulary rows: AutoTP's own would copy the whole matrix and reduce all logits.
+Its parts: `body` (modules and weights), `decoder` or `generic` (run them), `output` (logits).
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import logging
-import os
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import deepspeed
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig
 
-from exahpc.deployment.grid import layers_of_stage
-from exahpc.replica.engine.attention import SlotCache, Step
+from exahpc.deployment.grid import kv_heads_of_rank, layers_of_stage
+from exahpc.deployment.shape import ModelShape, family_of
+from exahpc.replica.engine import body as bodies
+from exahpc.replica.engine.attention import PagedCache, Step, gather_attention
 from exahpc.replica.engine.checkpoint import Checkpoint
 from exahpc.replica.engine.decoder import Decoder
-from exahpc.replica.engine.group import settings
+from exahpc.replica.engine.generic import Generic
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
+from exahpc.replica.engine.output import OutputLayer, matrix
 
 log = logging.getLogger(__name__)
 
@@ -43,46 +43,44 @@ class Stage:
         stages: int,
         rank: int,
         ranks: int,
-        slots: int,
-        context: int,
+        blocks: int,
         dtype: torch.dtype,
         pack: bool = False,
     ) -> None:
-        """stage of stages; rank of ranks in the tensor-parallel group. pack: see `linear`."""
-        config = AutoConfig.from_pretrained(folder)
-        layers = int(config.num_hidden_layers)
-        first = sum(layers_of_stage(layers, stages, s) for s in range(stage))
-        last = first + layers_of_stage(layers, stages, stage)
+        """stage of stages; rank of ranks in the tensor-parallel group. blocks: of the KV cache. pack: see
+        `linear`."""
+        raw = json.loads((folder / "config.json").read_text())
+        config, family, shape = AutoConfig.from_pretrained(folder), family_of(raw), ModelShape.of(raw)
+        first, last = layers_of_stage(shape, stages, stage)
         self.is_first, self.is_last = stage == 0, stage == stages - 1
-        self.vocabulary_size, self.hidden = int(config.vocab_size), int(config.hidden_size)
+        self.vocabulary_size, self.hidden = shape.vocabulary, shape.hidden
         checkpoint = Checkpoint(folder)
-        body = _body(config, checkpoint, first, last, self.is_first, self.is_last, dtype)
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
-        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # AutoTP prints its policy
-            engine = deepspeed.init_inference(
-                body,
-                dtype=dtype,
-                tensor_parallel=settings(),
-                replace_with_kernel_inject=False,
-                keep_module_on_host=on_cpu,  # on CPUs the shards stay views of the mapped file
-            )
-        body = engine.module
+        body = bodies.build(config, family, checkpoint, (first, last), dtype)
+        body = bodies.split(body, dtype, keep_on_host=on_cpu)  # on processors the parts stay mapped
         self.device = next(body.parameters()).device
-        attention = body.layers[0].self_attn
-        heads = attention.k_proj.weight.shape[0] // attention.head_dim
+        edges = [0, *accumulate(kv_heads_of_rank(shape, ranks, other) for other in range(ranks))]
+        heads = edges[rank], edges[rank + 1]
         self.dtype = work_dtype(dtype) if on_cpu else dtype
-        self.cache = SlotCache((last - first, slots, heads, context, attention.head_dim), self.dtype, self.device)
+        self.cache = PagedCache(
+            last - first, blocks, heads[1] - heads[0], shape.head_size, self.dtype, self.device
+        )
         pack = pack and on_cpu and dtype != torch.float32
         if pack or self.dtype != dtype:
             replace_linears(body, self.dtype, pack)
-        self._decoder = Decoder(body, self.dtype, self.is_last)
-        self._embed = body.embed_tokens
+        self._decoder: Decoder | Generic
+        if family.fast:
+            self._decoder = Decoder(body, self.dtype, self.is_last, gather_attention)
+        else:
+            self._decoder = Generic(body, family, heads, self.dtype, gather_attention)
+        self._embed = bodies.part(body, family.embedding)
         self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
         if self.is_last:
-            tied = "lm_head.weight" not in checkpoint
-            weight = checkpoint["model.embed_tokens.weight" if tied else "lm_head.weight"]
-            mine = weight[self.vocabulary[rank] : self.vocabulary[rank + 1]].to(self.device, dtype)
-            self._head = product(mine, work=self.dtype, pack=pack)
+            mine = slice(self.vocabulary[rank], self.vocabulary[rank + 1])
+            weight, bias = matrix(checkpoint, family, config, self._embed.weight if self.is_first else None)
+            weight = weight[mine].to(self.device, dtype)
+            bias = None if bias is None else bias[mine].to(self.device, dtype)
+            self._head = OutputLayer(product(weight, bias, work=self.dtype, pack=pack), config)
 
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
@@ -93,30 +91,5 @@ class Stage:
 
     @torch.inference_mode()
     def logits(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
-        """Next-token logits of the rows to sample, float32 [rows, my vocabulary slice] (last stage only)."""
-        return self._head(hidden[step.sampled]).float()
-
-
-def _body(
-    config: Any, checkpoint: Checkpoint, first: int, last: int, is_first: bool, is_last: bool, dtype: torch.dtype
-) -> Any:
-    """The decoder with layers [first, last), its parameters views of the checkpoint (copies if dtypes differ)."""
-    config.num_hidden_layers = last - first
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[first:last]
-    with torch.device("meta"):
-        body: Any = AutoModel.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
-    if not is_first:
-        body.embed_tokens = None
-    if not is_last:
-        body.norm = nn.Identity()
-    body.rotary_emb = type(body.rotary_emb)(config=config)  # its buffers must hold numbers
-    weights = {}
-    for name, _ in body.named_parameters():
-        source = name
-        if name.startswith("layers."):
-            _, layer, rest = name.split(".", 2)
-            source = f"layers.{int(layer) + first}.{rest}"
-        weights[name] = checkpoint["model." + source].to(dtype)
-    body.load_state_dict(weights, strict=False, assign=True)
-    return body
+        """Logits after the tokens `step.logits`, float32 [lines, my vocabulary slice] (last stage only)."""
+        return self._head(hidden[step.logits])

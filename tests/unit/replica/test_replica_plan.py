@@ -1,34 +1,42 @@
-"""Any plan survives its way through the broadcast buffer, whose size is bounded beforehand."""
+"""Any plan survives its way through the one or two messages of its broadcast."""
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exahpc.replica.plan import Move, Plan, Row, decode, encode, most_bytes
+from exahpc.replica.plan import FIRST, Begin, Plan, Row, decode, encode, rest
 from exahpc.wire.messages import Sampling
 
 big = st.integers(0, 2**63)
-ids = st.integers(0, 2**32 - 1)
+ids = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 sampling = st.builds(Sampling, st.floats(0, 9), st.floats(0, 1), big, st.floats(0, 1))
-rows = st.builds(Row, big, big, st.lists(ids, max_size=40), st.booleans(), sampling, big, big, big)
-moves = st.builds(Move, big, big, big)
+begins = st.builds(Begin, big, sampling, big, big, ids, ids, big)
+rows = st.builds(Row, big, big, ids, st.booleans(), big, st.booleans(), st.integers(-1, 2**32))
+blocks = st.tuples(big, ids)
 
 
-plans = st.builds(
-    Plan, big, st.lists(big, max_size=5), st.lists(moves, max_size=5), st.lists(rows, max_size=5), st.booleans()
-)
+def some(things: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(things, max_size=5)
+
+
+plans = st.builds(Plan, big, ids, some(begins), some(blocks), some(rows), st.booleans())
 
 
 @given(plans)
+@example(Plan())
+@example(Plan(stop=True))
+@example(Plan(rows=[Row(1, 0, [2**31] * 30_000, True)]))
+@example(Plan(wipe=[1] * (FIRST - 13)))
+@example(Plan(wipe=[1] * (FIRST - 12)))
+@example(Plan(wipe=[1] * (FIRST - 11)))
 def test_a_plan_comes_back_whole(plan: Plan) -> None:
-    buffer = memoryview(bytearray(most_bytes(5, plan.tokens)))
-    assert encode(plan, buffer) <= len(buffer)
-    assert decode(buffer) == plan
+    first, second = encode(plan)
+    assert len(first) == FIRST
+    assert rest(first) == len(second)
+    assert decode(first, second) == plan
 
 
-def test_a_shorter_plan_is_not_mixed_with_the_one_before() -> None:
-    buffer = memoryview(bytearray(most_bytes(4, 100)))
-    encode(Plan(rows=[Row(1, 0, list(range(100)), True)]), buffer)
-    encode(Plan(stop=True), buffer)
-    assert decode(buffer) == Plan(stop=True)
+def test_plans_of_a_usual_size_travel_in_one_message() -> None:
+    decoding = [Row(slot, 1000, [50_000], True, 100) for slot in range(64)]
+    assert rest(encode(Plan(rows=decoding))[0]) == 0
