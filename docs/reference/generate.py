@@ -16,6 +16,7 @@ import msgspec
 
 from exahpc.cli import main as cli
 from exahpc.deployment import spec
+from exahpc.deployment.families import FAMILIES
 from exahpc.deployment.rules import bounds_of
 
 HERE = Path(__file__).parent
@@ -169,7 +170,42 @@ def benchmarks_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"deployment.md": deployment_page, "commands.md": commands_page, "benchmarks.md": benchmarks_page}
+def architectures_page() -> str:
+    lines = [
+        "# Architectures",
+        "",
+        NOTE,
+        "",
+        "Model families that are served. Each gives in float32, token by token, what Hugging Face's `generate`",
+        "gives: on one rank, tensor parallel, pipelined, and both (`tests/mpi`). `exahpc up` refuses all others.",
+        "",
+        "| family | `model_type` | for instance | run by | notes |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, family in FAMILIES.items():
+        path = "fast decoder" if family.fast else "Hugging Face's forward"
+        lines.append(f"| {family.name} | `{kind}` | {family.example} | {path} | {family.limits} |")
+    lines += [
+        "",
+        "For all of them:",
+        "",
+        "- `tensor_parallel`: at most the model's key/value heads; they need not divide evenly.",
+        "- `pipeline_parallel`: at most the model's layers. Stages are cut by work, the output layer counted.",
+        "- Sliding windows, tied and untied output layers, rope types `default`, `linear`, `llama3` and `yarn`.",
+        "  `dynamic` and `longrope` are refused, since they rotate keys of one sequence in two ways.",
+        "- Weights: `*.safetensors` in bfloat16, float16 or float32, named as in the model's own checkpoints.",
+        "  Those that were quantized by others (`quantization_config`) are refused.",
+        "- Mixtures of experts: experts are split over the tensor-parallel ranks like other matrices.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {
+    "deployment.md": deployment_page,
+    "commands.md": commands_page,
+    "architectures.md": architectures_page,
+    "benchmarks.md": benchmarks_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -1,82 +1,16 @@
-"""The TP x PP grid and the memory ledger of a replica: what a model takes, from its config.json alone. Pure.
-
-Formulas (Llama-like decoders; heads h, key/value heads k, head size d, hidden size H, MLP size F, vocabulary V):
-attention 2 H h d + 2 H k d, MLP 3 H F, norms 2 H a layer; embedding V H, once more for an untied output layer;
-one token of KV cache takes 2 k d numbers a layer.
-"""
+"""The TP x PP grid and the memory ledger of a replica: who runs which layers, what a rank holds. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import cache
 
 import msgspec
 
+from exahpc.deployment.shape import BYTES, ModelShape
 from exahpc.deployment.spec import Dtype, Pool, Quantization
-from exahpc.errors import DeploymentError
 
-BYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 BLOCK = 16
 """Tokens of one block of the KV cache."""
-
-
-class ModelShape(msgspec.Struct, frozen=True):
-    """The sizes of a decoder that memory depends on."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    vocabulary: int
-    tied: bool
-
-    @staticmethod
-    def of(config: Mapping[str, Any]) -> ModelShape:
-        """From a Hugging Face config.json. Raises DeploymentError naming the key that is missing or odd."""
-        hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-        return ModelShape(
-            layers=_size(config, "num_hidden_layers"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=_size(config, "num_key_value_heads", heads),
-            head_size=_size(config, "head_dim", hidden // heads),
-            mlp=_size(config, "intermediate_size"),
-            vocabulary=_size(config, "vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
-
-    @property
-    def layer_parameters(self) -> int:
-        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.mlp + 2 * self.hidden
-
-    def layer_bytes(self, dtype: Dtype, quantization: Quantization = "none") -> int:
-        """Weights of one layer. INT8: one byte a number of a matrix and four a row; norms stay as they are."""
-        if quantization == "none":
-            return self.layer_parameters * BYTES[dtype]
-        norms, rows = (
-            2 * self.hidden,
-            self.head_size * (self.heads + 2 * self.kv_heads) + 2 * (self.hidden + self.mlp),
-        )
-        return self.layer_parameters - norms + 4 * rows + norms * BYTES[dtype]
-
-    @property
-    def parameters(self) -> int:
-        tables = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return self.layers * self.layer_parameters + tables + self.hidden
-
-
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise DeploymentError(
-            f"config.json: {key} = {value!r}: a decoder's config names it as a positive whole number"
-        )
-    return value
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -87,6 +21,8 @@ class Ledger(msgspec.Struct, frozen=True):
     kv_tokens: int
     rank_weights: int
     rank_kv: int
+    layers: tuple[int, ...]
+    """Layers of each pipeline stage."""
 
     @property
     def kv(self) -> int:
@@ -106,9 +42,38 @@ def kv_tokens(pool: Pool, context: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
-def layers_of_stage(layers: int, stages: int, stage: int) -> int:
-    """Layers of one pipeline stage: as even as can be, the first stages take what is left over."""
-    return layers // stages + (stage < layers % stages)
+@cache
+def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage, such that the slowest is as fast as can be.
+
+    A pipeline runs at the pace of its slowest stage. Work is counted in parameters that a token is multiplied by;
+    the last stage has the output layer besides, which is worth many layers of a small model with a large
+    vocabulary. That is the balance of decoding, where every row of a step is sampled. Every stage has a layer at
+    least (`architectures.check` refuses more stages than layers). What is left over goes to later stages: the
+    first one's ranks also schedule.
+    """
+    if stages == 1:
+        return (shape.layers,)
+    others = stages - 1
+
+    def slowest(last: int) -> int:
+        return max(-(-(shape.layers - last) // others) * shape.layer_work, last * shape.layer_work + shape.table)
+
+    last = min(range(shape.layers - others, 0, -1), key=slowest)  # of equals the evenest
+    each, left = divmod(shape.layers - last, others)
+    return (*(each + (stage >= others - left) for stage in range(others)), last)
+
+
+def layers_of_stage(shape: ModelShape, stages: int, stage: int) -> tuple[int, int]:
+    """The layers [first, last) of one pipeline stage."""
+    counts = stage_layers(shape, stages)
+    first = sum(counts[:stage])
+    return first, first + counts[stage]
+
+
+def kv_heads_of_rank(shape: ModelShape, ranks: int, rank: int) -> int:
+    """Key/value heads of a tensor-parallel rank: whole ones, first ranks take what is left over (as AutoTP)."""
+    return shape.kv_heads // ranks + (rank < shape.kv_heads % ranks)
 
 
 def ledger(
@@ -116,17 +81,28 @@ def ledger(
 ) -> Ledger:
     """Memory of one replica of this pool, whose grid `architectures.check` found good for the model."""
     size, tp, pp = BYTES[dtype], pool.tensor_parallel, pool.pipeline_parallel
-    tokens = kv_tokens(pool, context)
-    per_layer_kv = 2 * shape.kv_heads * shape.head_size * size
-    most_layers = layers_of_stage(shape.layers, pp, 0)
-    share = -(-shape.kv_heads // tp) / shape.kv_heads  # heads are not split: uneven ranks exist
-    table = shape.vocabulary * shape.hidden
-    tables = table if shape.tied or pp > 1 else 2 * table
-    layer, whole = shape.layer_bytes(dtype, quantization), shape.parameters - shape.layers * shape.layer_parameters
+    tokens, counts = kv_tokens(pool, context), stage_layers(shape, pp)
+    layer, table = shape.layer_bytes(dtype, quantization), shape.table * size
+    rest = (shape.parameters - shape.layers * shape.layer_parameters) * size
+    share = kv_heads_of_rank(shape, tp, 0) / shape.kv_heads  # heads are not split: uneven ranks exist
+    heads_part = shape.attention / shape.layer_parameters
+    layer_of_rank = layer * (heads_part * share + (1 - heads_part) / tp)
+    kv_of_layer = 2 * shape.kv_heads * shape.head_size * size
+    copies = shape.tied and pp > 1  # the last stage's output layer is the first one's embedding once more
+    ranks = []
+    for stage, layers in enumerate(counts):
+        weights = layers * layer_of_rank
+        if stage == 0:  # every rank looks tokens up by itself
+            weights += table + shape.learned_positions * shape.hidden * size
+        if stage == pp - 1 and (copies or not shape.tied):
+            weights += table / tp
+        ranks.append((int(weights), int(layers * kv_of_layer * share * tokens)))
+    rank_weights, rank_kv = max(ranks, key=sum)
     return Ledger(
-        weights=shape.layers * layer + whole * size + (table * size if shape.tied and pp > 1 else 0),
-        kv_per_token=shape.layers * per_layer_kv,
+        weights=shape.layers * layer + rest + copies * table,
+        kv_per_token=shape.layers * kv_of_layer,
         kv_tokens=tokens,
-        rank_weights=int(most_layers * layer * share + tables / tp * size),
-        rank_kv=int(most_layers * per_layer_kv * share * tokens),
+        rank_weights=rank_weights,
+        rank_kv=rank_kv,
+        layers=counts,
     )

@@ -16,7 +16,8 @@ import msgspec
 
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment import architectures, parse, render
-from exahpc.deployment.grid import Ledger, ModelShape, ledger
+from exahpc.deployment.grid import Ledger, ledger
+from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, LinkError
 from exahpc.models import copies

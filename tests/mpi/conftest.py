@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from mpi_helpers import HERE, KINDS, NEW, generate, prompts, tiny
+from mpi_helpers import HERE, KINDS, generate, tiny, wanted
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,12 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with one checkpoint a kind, and reference.json: kind -> tokens of each prompt."""
+    """Folder with one checkpoint a model, and reference.json: name -> tokens of each prompt."""
     root = tmp_path_factory.mktemp("models")
     reference = {}
-    for number, kind in enumerate(KINDS):
-        tiny(kind, root / kind)
-        reference[kind] = generate(root / kind, list(zip(prompts(number), NEW, strict=True)))
+    for name in KINDS:
+        tiny(name, root / name)
+        reference[name] = generate(root / name, wanted(name))
     (root / "reference.json").write_text(json.dumps(reference))
     return root
 

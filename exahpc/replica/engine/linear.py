@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
+from deepspeed.module_inject.layers import LinearAllreduce, TensorParallel_Layer
 from torch import nn
 
 from exahpc.replica.engine.group import summation
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-_KINDS = ("Linear", "LinearLayer", "LinearAllreduce")
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -67,13 +67,10 @@ def _single(weight: torch.Tensor, bias: torch.Tensor | None, packed: Product | N
 
 def replace_linears(body: nn.Module, work: torch.dtype, pack: bool) -> None:
     """Let the layers of an AutoTP body multiply by `product`; row-parallel ones keep their all-reduce."""
-    module: Any
-    for module in body.modules():
-        kind = type(module).__name__
-        if kind not in _KINDS:
-            continue
+    linears: list[Any] = [m for m in body.modules() if isinstance(m, nn.Linear | TensorParallel_Layer)]
+    for module in linears:
         weight, bias = module.weight.data, module.bias
-        if kind == "LinearAllreduce":
+        if isinstance(module, LinearAllreduce):
             forward = _reduced(product(weight, work=work, pack=pack), bias, module.mp_group)
         else:
             forward = _plain(product(weight, bias, work=work, pack=pack))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from exahpc.deployment.grid import ModelShape, kv_tokens, layers_of_stage, ledger
+from exahpc.deployment.grid import kv_heads_of_rank, kv_tokens, layers_of_stage, ledger, stage_layers
+from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
 
@@ -40,13 +43,14 @@ def test_a_token_of_kv_cache_takes_two_numbers_a_kv_head_dimension_and_layer() -
     assert found.kv == found.kv_per_token * found.kv_tokens
 
 
-def test_ranks_of_an_even_grid_share_the_weights() -> None:
+def test_ranks_of_an_even_grid_share_layers_and_heads() -> None:
     shape = ModelShape.of(LLAMA_70B)
     whole = ledger(shape, Pool(name="a"), 2048, "bfloat16")
     split = ledger(shape, Pool(name="a", tensor_parallel=4, pipeline_parallel=2), 2048, "bfloat16")
     assert whole.rank_weights == pytest.approx(whole.weights, rel=1e-3)
-    assert split.rank_weights == pytest.approx(whole.weights / 8, rel=0.03)
-    assert split.rank_kv == whole.kv // 8
+    table = 128256 * 8192 * 2  # looked up whole by each rank of the first stage
+    assert split.rank_weights == pytest.approx((whole.weights - 2 * table) * 41 / 80 / 4 + table, rel=1e-3)
+    assert split.rank_kv == pytest.approx(whole.kv * 41 / 80 / 4, rel=1e-6)
 
 
 def test_an_uneven_split_counts_its_fullest_rank() -> None:
@@ -54,11 +58,38 @@ def test_an_uneven_split_counts_its_fullest_rank() -> None:
     assert found.rank_kv == pytest.approx(found.kv * 2 / 3, rel=1e-6)
 
 
-@pytest.mark.parametrize(("layers", "stages"), [(30, 1), (30, 2), (30, 4), (7, 3), (3, 3)])
-def test_stages_cover_all_layers_and_differ_by_one_at_most(layers: int, stages: int) -> None:
-    found = [layers_of_stage(layers, stages, stage) for stage in range(stages)]
-    assert sum(found) == layers
-    assert max(found) - min(found) <= 1
+def test_the_output_layer_counts_as_layers() -> None:
+    assert stage_layers(ModelShape.of(SMOL), 2) == (19, 11)  # 49152 x 576 is as much as 8 layers
+    assert stage_layers(ModelShape.of(LLAMA_70B), 4) == (20, 20, 21, 19)
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 400_000))
+def test_stages_cover_all_layers_and_no_other_split_is_faster(layers: int, stages: int, vocabulary: int) -> None:
+    stages = min(stages, layers)
+    shape = ModelShape(layers, 64, 4, 2, 16, 256, vocabulary, tied=True)
+    spans = [layers_of_stage(shape, stages, stage) for stage in range(stages)]
+    assert [a for a, _ in spans] == [0, *(b for _, b in spans[:-1])]
+    assert spans[-1][1] == layers
+    counts = [b - a for a, b in spans]
+    assert min(counts) >= 1
+    assert max(counts[:-1], default=1) - min(counts[:-1], default=1) <= 1
+
+    def pace(others: int, last: int) -> int:
+        return max(others * shape.layer_work, last * shape.layer_work + shape.table)
+
+    mine = pace(max(counts[:-1], default=0), counts[-1])
+    for last in range(1, layers - stages + 2):
+        assert mine <= pace(
+            -(-(layers - last) // max(1, stages - 1)) if stages > 1 else 0, last if stages > 1 else layers
+        )
+
+
+@given(st.integers(1, 100), st.integers(1, 16))
+def test_ranks_cover_all_key_value_heads(heads: int, ranks: int) -> None:
+    shape = ModelShape(2, 64, heads, heads, 16, 256, 1000, tied=True)
+    held = [kv_heads_of_rank(shape, ranks, rank) for rank in range(ranks)]
+    assert sum(held) == heads
+    assert max(held) - min(held) <= 1
 
 
 def test_the_default_kv_cache_holds_half_of_all_sequences_but_one_context_at_least() -> None:

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from exahpc.deployment.grid import ModelShape, ledger
+from exahpc.deployment.grid import ledger
+from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
 from exahpc.models import manifest, produce
