@@ -74,16 +74,21 @@ class Store:
         Raises DeploymentError when the directory cannot be written, has no locks or belongs to somebody else.
         """
         try:
-            self._own()
-            fd = _lock(self.path / f"{key}.lock")
+            while True:
+                self._own()
+                with contextlib.suppress(FileNotFoundError):  # swept away since
+                    fd = _lock(self.path / f"{key}.lock")
+                    return None if fd is None else Claim(self, key, fd)
         except OSError as error:
             hint = "a shared file system? name a local directory" if error.errno in _UNFIT else error.strerror
             raise DeploymentError(f"model.stage: {self.path} cannot be used: {hint}") from None
-        return None if fd is None else Claim(self, key, fd)
 
     def _own(self) -> None:
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        found = self.path.lstat()
+        found = None
+        while found is None:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # swept away since
+                found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise DeploymentError(
                 f"{self.path} is not a private directory of this user: remove it, or ask who made it"
@@ -239,11 +244,7 @@ def _told(path: Path) -> Iterator[None]:
 def _lock(path: Path) -> int | None:
     """Lock the file at `path` exclusively, or None. A file that its holder removed meanwhile does not count."""
     while True:
-        try:
-            fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, exist_ok=True)  # swept away since we looked
-            continue
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         kept = False
         try:
             if not _flock(fd, fcntl.LOCK_EX):
