@@ -37,9 +37,9 @@ $(STAMPS)/run: $(STAMPS)/venv requirements/build.txt requirements/base.txt requi
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(STAMPS)/dev: $(STAMPS)/run requirements/dev.txt
+$(STAMPS)/dev: $(STAMPS)/run requirements/plot.txt requirements/dev.txt
 	@echo "== tools for development"
-	$(PIP) -r requirements/dev.txt
+	$(PIP) -r requirements/plot.txt -r requirements/dev.txt
 	touch $@
 
 $(STAMPS)/mpi: $(STAMPS)/venv

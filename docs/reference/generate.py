@@ -33,6 +33,7 @@ SECTIONS = (
     ("[recovery]", spec.Recovery),
     ("[launcher]", spec.Launcher),
 )
+MOST_SIDES = 4
 WORDS = {str: "string", int: "whole number", float: "number", bool: "true or false"}
 
 
@@ -139,6 +140,28 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def comparison_table(comparison: dict[str, dict[str, Any]]) -> list[str]:
+    """A row for each case; with many sides, a row for each side instead."""
+    sides = list(
+        dict.fromkeys(key for row in comparison.values() for key in row if key not in ("number", "ratio"))
+    )
+    table = [["case", "number", *sides, "ratio"]]
+    for case, row in comparison.items():
+        figures = [figure(row.get(side)) for side in sides]
+        table.append([case, row["number"].replace("_", " "), *figures, figure(row["ratio"], 2)])
+    if len(sides) > MOST_SIDES:
+        table = [list(column) for column in zip(*table, strict=True)]
+    texts = 1 if len(sides) > MOST_SIDES else 2
+    first, *others = [f"| {' | '.join(cells)} |" for cells in table]
+    return [first, "|" + "---|" * texts + "---:|" * (len(table[0]) - texts), *others]
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.{0 if value >= 1000 else digits}f}"
+
+
 def benchmarks_page() -> str:
     lines = [
         "# Benchmarks",
@@ -153,15 +176,7 @@ def benchmarks_page() -> str:
         machine, versions = result["machine"], result["versions"]
         what = result["what"][0].upper() + result["what"][1:]
         lines += ["", f"## {result['name']}", "", f"{what}.", ""]
-        for number, (case, row) in enumerate(result["comparison"].items()):
-            sides = [key for key in row if key not in ("number", "ratio")]
-            if not number:
-                lines += [
-                    f"| case | number | {' | '.join(sides)} | ratio |",
-                    "|---|---|" + "---:|" * (len(sides) + 1),
-                ]
-            figures = " | ".join(f"{row[side]:,.{0 if row[side] >= 1000 else 1}f}" for side in sides)
-            lines.append(f"| {case} | {row['number'].replace('_', ' ')} | {figures} | {row['ratio']:.2f} |")
+        lines += comparison_table(result["comparison"])
         lines += ["", *(f"- {note}" for note in result["notes"])]
         lines.append(
             f"- {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; {result['date'][:10]}"

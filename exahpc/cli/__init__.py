@@ -21,6 +21,7 @@ _COMMANDS = {
     "down": "exahpc.cli.down:down",
     "batch": "exahpc.cli.batch:batch",
     "model": "exahpc.cli.model:model",
+    "curve": "exahpc.cli.curve:curve",
 }
 
 

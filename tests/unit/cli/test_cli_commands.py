@@ -42,7 +42,7 @@ def run(*argv: str | Path) -> Result:
 
 @pytest.mark.parametrize(
     "argv",
-    [[], *([name] for name in ("up", "status", "url", "key", "chat", "logs", "down", "batch", "model")),
+    [[], *([name] for name in ("up", "status", "url", "key", "chat", "logs", "down", "batch", "model", "curve")),
      *(["batch", name] for name in ("run", "export", "status", "cancel")), ["model", "fetch"]],
 )  # fmt: skip
 def test_every_command_has_help(argv: list[str]) -> None:
