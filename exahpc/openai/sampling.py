@@ -24,7 +24,7 @@ def read_sampling(fields: Fields, logprobs: int | None, *, echo: bool, ranked: b
         top_p=fields.number("top_p", 0, 1, 1.0, open_low=True),
         top_k=max(0, top_k or 0),
         min_p=fields.number("min_p", 0, 1, 0.0),
-        repetition_penalty=fields.number("repetition_penalty", 0, 10, 1.0, open_low=True),
+        repetition_penalty=fields.number("repetition_penalty", 0.1, 10, 1.0),
         presence_penalty=fields.number("presence_penalty", -2, 2, 0.0),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, 0.0),
         logit_bias=_logit_bias(fields),

@@ -15,6 +15,7 @@ import torch
 from mpi4py import MPI
 
 from exahpc.replica import plan as plans
+from exahpc.replica.engine import choosing
 from exahpc.replica.engine.attention import Step
 from exahpc.replica.engine.group import buffer
 from exahpc.replica.engine.sampler import Sampler
@@ -149,8 +150,8 @@ class Worker:
     def _best(self, part: torch.Tensor) -> Drawn:
         """Greedy rows: the best of each slice is enough."""
         grid, edges = self._grid, self._stage.vocabulary
-        best = part.cpu().max(-1)
-        pair = torch.stack((best.values.double(), (best.indices + edges[grid.rank]).double()))
+        tokens, values = choosing.likeliest(part)
+        pair = torch.from_numpy(np.stack((values.astype(np.float64), tokens + edges[grid.rank])))
         pairs = torch.empty(grid.ranks, 2, len(part), dtype=torch.float64)
         grid.tp.Gather(buffer(pair), buffer(pairs) if grid.is_sampler else None, 0)
         return Drawn(_best(pairs)) if grid.is_sampler else Drawn()

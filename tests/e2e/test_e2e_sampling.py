@@ -72,7 +72,7 @@ def test_echo_gives_the_likelihoods_of_hugging_face(local: Live, tiny: Path) -> 
 def test_completions_list_their_tokens_streamed_or_not(local: Live, tiny: Path) -> None:
     plain = complete(local, "rated", logprobs=3, stop=["@@never@@"]).choices[0]
     assert plain.logprobs is not None
-    chunks = list(complete(local, "rated", logprobs=3, stop=["@@never@@"], stream=True))  # type: ignore[call-overload]
+    chunks = list(complete(local, "rated", logprobs=3, stop=["@@never@@"], stream=True))
     parts = [c.choices[0] for c in chunks if c.choices[0].logprobs]
     for field in ("tokens", "text_offset", "top_logprobs"):
         assert [x for part in parts for x in getattr(part.logprobs, field)] == getattr(plain.logprobs, field)

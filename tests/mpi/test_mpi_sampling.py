@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import admit, prompts, run
+from mpi_helpers import admit, prompts, run, tiny
 
 GRIDS = ((1, 1), (2, 1), (1, 2))
 GREEDY = {"logprobs": 3, "prompt_logprobs": 2}
@@ -26,7 +26,14 @@ Likelihoods = Callable[[tuple[int, int]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def drawn(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Likelihoods:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tiny("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Likelihoods:
     """grid -> {sequence: [tokens, reason, likelihoods, the prompt's]}, each way with a short and a long prompt."""
     texts = prompts(3)
     wanted = [
@@ -35,7 +42,7 @@ def drawn(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Likelihoods
         for i, which in enumerate((2, 7))
     ]
     case = {
-        "folder": str(models / "llama"), "sequences": 6, "context": 300, "chunk": 64, "admits": wanted,
+        "folder": str(model), "sequences": 6, "context": 300, "chunk": 64, "admits": wanted,
         "likelihoods": True,
     }  # fmt: skip
 
@@ -60,17 +67,17 @@ def test_every_grid_draws_the_same_tokens_with_the_same_likelihoods(
             assert [[t for t, _ in top] for _, _, top in got] == [[t for t, _ in top] for _, _, top in wanted]
 
 
-def test_likelihoods_are_those_of_hugging_face(models: Path, drawn: Likelihoods) -> None:
+def test_likelihoods_are_those_of_hugging_face(model: Path, drawn: Likelihoods) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(models / "llama", dtype=torch.float32)
+    hugging_face = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for number, way in enumerate(WAYS):
         for i, which in enumerate((2, 7)):
             tokens, reason, likelihoods, prompt = drawn(GRIDS[0])[str(2 * number + i)]
             ids = prompts(3)[which]
             with torch.inference_mode():
-                whole = torch.log_softmax(model(torch.tensor([ids + tokens])).logits[0].double(), -1)
+                whole = torch.log_softmax(hugging_face(torch.tensor([ids + tokens])).logits[0].double(), -1)
             assert [one[0] for one in prompt] == (ids[1:] if "prompt_logprobs" in way else [])
             assert [one[0] for one in likelihoods] == (tokens if way.get("logprobs", -1) >= 0 else [])
             pieces = ((prompt, 0, "prompt_logprobs"), (likelihoods, len(ids) - 1, "logprobs"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,8 +83,8 @@ class Sampler:
         self._stops[slot] = np.array(inside, np.int64)
         self._biased[slot] = bool(s.logit_bias)
         if s.logit_bias:
-            tokens, values = zip(*s.logit_bias, strict=True)
-            self._bias[slot] = np.array(tokens, np.int64), np.array(values, np.float32)
+            bias = [(token, value) for token, value in s.logit_bias if 0 <= token < self._vocabulary]
+            self._bias[slot] = np.array([t for t, _ in bias], np.int64), np.array([v for _, v in bias], np.float32)
         self._penalties.begin(slot, s if penalized else None, ids, prompt)
 
     def plain(self, slots: Sequence[int] | Ints) -> bool:
@@ -180,13 +179,10 @@ def likelihoods(logits: torch.Tensor, tokens: ArrayLike, tops: Ints) -> list[Lik
     """Natural log-probability of tokens [rows] under logits [rows, vocabulary], beside the tops [rows] likeliest
     ones of each row, the best first. None where the token is negative or the logits hold no number."""
     wanted = np.asarray(tokens, np.int64)
-    norm = logits.logsumexp(-1, keepdim=True)
-    own = logits.gather(1, torch.from_numpy(np.maximum(wanted, 0))[:, None].to(logits.device)) - norm
-    most = int(tops.max(initial=0))
-    values, ids = logits.topk(min(most, logits.shape[1]))
-    lists = zip(
-        wanted.tolist(), own[:, 0].tolist(), tops.tolist(), ids.tolist(), (values - norm).tolist(), strict=True
-    )
+    rated = logits.log_softmax(-1)
+    own = rated.gather(1, torch.from_numpy(np.maximum(wanted, 0))[:, None].to(logits.device))
+    values, ids = rated.topk(min(int(tops.max(initial=0)), logits.shape[1]))
+    lists = zip(wanted.tolist(), own[:, 0].tolist(), tops.tolist(), ids.tolist(), values.tolist(), strict=True)
     return [
         Likelihood(token, value, list(zip(some[:top], their[:top], strict=True))) if token >= 0 else None
         for token, value, top, some, their in lists
@@ -197,12 +193,3 @@ def _places(rows: Ints, ids: list[Ints]) -> tuple[torch.Tensor, torch.Tensor]:
     """Index of all these ids, each list of them in its row."""
     counts = [len(some) for some in ids]
     return torch.from_numpy(np.repeat(rows, counts)), torch.from_numpy(np.concatenate(ids))
-
-
-def sample(logits: torch.Tensor, rows: Sequence[Any]) -> list[int]:
-    """The worker's, until it keeps a Sampler."""
-    own = Sampler(len(rows), logits.shape[1])
-    for slot, row in enumerate(rows):
-        own.begin(slot, row.sampling, row.seed, row.stream)
-    positions = [row.position for row in rows]
-    return [int(token) for token in own.draw(logits, np.arange(len(rows)), positions).tokens]
