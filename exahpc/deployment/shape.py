@@ -102,16 +102,25 @@ class ModelShape(msgspec.Struct, frozen=True):
         return self.layers * self.layer_parameters + tables + self.hidden
 
     def layer_bytes(self, dtype: Dtype, quantization: Quantization = "none") -> int:
-        """Weights of one layer. INT8: one byte a number of a matrix and four a row; norms and experts stay."""
+        """Weights of one layer. INT8: one byte a number of a matrix and four a row; norms and routers stay."""
         size = BYTES[dtype]
         if quantization == "none":
             return self.layer_parameters * size
-        rows = self.head_size * (self.heads + 2 * self.kv_heads) + self.hidden
-        matrices = self.attention
-        if self.experts == 1:
-            rows += (2 if self.gated else 1) * self.mlp + self.hidden
-            matrices += self._mean(1)
-        return matrices + 4 * rows + (self.layer_parameters - matrices) * size
+        kept = self._router + 2 * self.hidden
+        rows = self.head_size * (self.heads + 2 * self.kv_heads) + self.hidden + self._mlp_rows
+        return self.layer_parameters - kept + 4 * rows + kept * size
+
+    @property
+    def _router(self) -> int:
+        """Parameters of a layer's router, the mean over layers."""
+        return (self.layers - self.dense_layers) * (self.experts > 1) * self.experts * self.hidden // self.layers
+
+    @property
+    def _mlp_rows(self) -> int:
+        """Rows of the matrices of a layer's MLPs, the mean over layers."""
+        wide = 2 if self.gated else 1
+        sparse = (self.layers - self.dense_layers) * self.experts * (wide * self.mlp + self.hidden)
+        return (sparse + self.dense_layers * (wide * self.dense_mlp + self.hidden)) // self.layers
 
     def _mean(self, experts: int) -> int:
         """Parameters of a layer's MLPs, so many experts of each sparse layer counted."""

@@ -129,14 +129,14 @@ def look(folder: Path) -> Source:
 
 
 def quantizable(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether INT8 takes this tensor: a matrix of a numbered layer.
+    """Whether INT8 takes this tensor: a matrix of a numbered layer, experts included.
 
-    Kept as they are: embedding and output layer, whose rounding costs the most quality, and what is not a plain
-    linear layer (a router's gate decides by small differences, experts are stacked when loaded).
+    Kept as they are: embedding and output layer, whose rounding costs as much quality as all layers together, and
+    routers, which decide by small differences.
     """
     parts = name.split(".")
     inside = any(part.isdigit() for part in parts)
-    kept = "experts" in parts or (len(parts) > 1 and re.search(r"^gate$|router|embed|norm", parts[-2]))
+    kept = len(parts) > 1 and re.search(r"^gate$|router|embed|norm", parts[-2])
     return len(shape) == 2 and parts[-1] == "weight" and inside and not kept
 
 

@@ -80,7 +80,7 @@ def decide(model: Model) -> Order | None:
     return Order(source, form, source.key(form), produce.size(source, form))
 
 
-def prepare(world: MPI.Intracomm, local: MPI.Intracomm, model: Model) -> Weights:
+def prepare(world: MPI.Intracomm, local: MPI.Comm, model: Model) -> Weights:
     """Collective. local: the ranks of this node. Raises DeploymentError."""
     order = _agreed(world, model)
     if order is None:
@@ -172,7 +172,7 @@ def _agreed(world: MPI.Intracomm, model: Model) -> Order | None:
     return msgspec.json.decode(data, type=Order | None)
 
 
-def _gather(comm: MPI.Intracomm, mine: int) -> list[int]:
+def _gather(comm: MPI.Comm, mine: int) -> list[int]:
     found = array("q", [0] * comm.size)
     wait(comm.Iallgather(array("q", [mine]), found))
     return list(found)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, ranks
+from mpi_helpers import HERE, ranks, tiny
 
 Found = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    done = ranks(3, HERE / "staging_program.py", models / "llama", tmp_path_factory.mktemp("disks"))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    root = tmp_path_factory.mktemp("staging")
+    (root / "disks").mkdir()
+    tiny("llama", root / "model")
+    done = ranks(3, HERE / "staging_program.py", root / "model", root / "disks")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     return [json.loads(line) for line in lines]

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
-from exahpc.errors import DeploymentError
+from exahpc.errors import DeploymentError, StateError
 from exahpc.models.checkpoint import SCALE
 
 
@@ -47,6 +48,27 @@ class Checkpoint:
         if name + SCALE in self._names[where]:  # an index need not name it
             self._int8.append((tensor, self._file(where).get_tensor(name + SCALE)))
         return tensor
+
+    @property
+    def int8(self) -> bool:
+        """Whether any matrix read so far is INT8."""
+        return bool(self._int8)
+
+    def give_scales(self, body: nn.Module) -> None:
+        """Let each module with an INT8 matrix have the scales of its rows, the buffer `weight_scale`.
+
+        After AutoTP, which knows nothing of scales. Raises StateError where it copied the matrix.
+        """
+        for name, module in body.named_modules():
+            weight = module._parameters.get("weight")
+            if weight is None or weight.dtype != torch.int8:
+                continue
+            found = self.scales(weight)
+            if found is None:
+                raise StateError(
+                    f"{name}: its INT8 matrix is no view of the checkpoint: which scales belong to it?"
+                )
+            module.register_buffer("weight_scale", found, persistent=False)
 
     def scales(self, part: torch.Tensor) -> torch.Tensor | None:
         """Scales [rows of `part`], float32, of an INT8 matrix or a view of some of its rows or columns.

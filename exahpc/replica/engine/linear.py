@@ -32,10 +32,20 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def product(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, work: torch.dtype, pack: bool = False
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    work: torch.dtype,
+    pack: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> Product:
-    """x -> x @ weight.T + bias for weight [out, in]; x and the result are of dtype `work`."""
+    """x -> x @ weight.T + bias for weight [out, in]; x and the result are of dtype `work`.
+
+    scale [out], float32: of the rows of an INT8 weight, which is converted as it is used.
+    """
     bias = None if bias is None else bias.to(work)
+    if scale is not None:
+        return _scaled(weight, scale.to(work), bias)
     if weight.dtype == torch.bfloat16 and work != weight.dtype:
         return _single(weight, bias, product(weight.to(work), bias, work=work, pack=True) if pack else None)
     if pack:
@@ -50,6 +60,14 @@ def product(
     if weight.dtype == work:
         return lambda x: F.linear(x, weight, bias)
     return lambda x: F.linear(x, weight.to(work), bias)
+
+
+def _scaled(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        out = F.linear(x, weight.to(scale.dtype)) * scale
+        return out if bias is None else out + bias
+
+    return apply
 
 
 def _single(weight: torch.Tensor, bias: torch.Tensor | None, packed: Product | None) -> Product:
@@ -69,11 +87,11 @@ def replace_linears(body: nn.Module, work: torch.dtype, pack: bool) -> None:
     """Let the layers of an AutoTP body multiply by `product`; row-parallel ones keep their all-reduce."""
     linears: list[Any] = [m for m in body.modules() if isinstance(m, nn.Linear | TensorParallel_Layer)]
     for module in linears:
-        weight, bias = module.weight.data, module.bias
+        weight, bias, scale = module.weight.data, module.bias, getattr(module, "weight_scale", None)
         if isinstance(module, LinearAllreduce):
-            forward = _reduced(product(weight, work=work, pack=pack), bias, module.mp_group)
+            forward = _reduced(product(weight, work=work, pack=pack, scale=scale), bias, module.mp_group)
         else:
-            forward = _plain(product(weight, bias, work=work, pack=pack))
+            forward = _plain(product(weight, bias, work=work, pack=pack, scale=scale))
         if pack:
             module.weight = None  # the copy is all that is used
         module.forward = types.MethodType(forward, module)

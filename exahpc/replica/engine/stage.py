@@ -57,7 +57,11 @@ class Stage:
         checkpoint = Checkpoint(folder)
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         body = bodies.build(config, family, checkpoint, (first, last), dtype)
-        body = bodies.split(body, dtype, keep_on_host=on_cpu)  # on processors the parts stay mapped
+        int8 = checkpoint.int8
+        body = bodies.split(body, dtype, keep_on_host=on_cpu or int8)  # on processors the parts stay mapped
+        if int8:
+            checkpoint.give_scales(body)
+            body.to(deepspeed.accelerator.get_accelerator().current_device_name())
         self.device = next(body.parameters()).device
         edges = [0, *accumulate(kv_heads_of_rank(shape, ranks, other) for other in range(ranks))]
         heads = edges[rank], edges[rank + 1]
@@ -66,7 +70,7 @@ class Stage:
             last - first, blocks, heads[1] - heads[0], shape.head_size, self.dtype, self.device
         )
         pack = pack and on_cpu and dtype != torch.float32
-        if pack or self.dtype != dtype:
+        if pack or int8 or self.dtype != dtype:
             replace_linears(body, self.dtype, pack)
         self._decoder: Decoder | Generic
         if family.fast:
