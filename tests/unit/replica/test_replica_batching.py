@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 import pytest
@@ -90,13 +90,23 @@ class Cells:
             for place in range(BLOCK):
                 self.cells.pop((block, place), None)
         self.tables.apply(plan)
-        for row in plan.rows:  # all write, then all read
-            cell = self.cells[self.at(row.slot, row.past - 1)] if row.past else NOTHING
-            assert cell.length == row.past, "a row builds on tokens that were never cached"
+        for row in plan.rows:
+            for place in range(row.past, row.past + len(row.ids)):
+                assert self.at(row.slot, place)[0] != 0, "block 0 is nobody's"
+                self.cells.pop(self.at(row.slot, place), None)
+        pending = deque(plan.rows)
+        for _ in range(len(pending) ** 2):  # a row may build on another row of this plan
+            row = pending.popleft()
+            cell = self.cells.get(self.at(row.slot, row.past - 1)) if row.past else NOTHING
+            if cell is None:
+                pending.append(row)
+                continue
+            assert cell.length == row.past, "a row builds on the beginning of another"
             for place, token in enumerate(row.ids, row.past):
-                at = self.at(row.slot, place)
-                assert at[0] != 0, "block 0 is nobody's"
-                self.cells[at] = cell = cell.then(token)
+                self.cells[self.at(row.slot, place)] = cell = cell.then(token)
+            if not pending:
+                break
+        assert not pending, "a row builds on tokens that were never cached"
         return [self.read(row.slot, row.past + len(row.ids)) for row in plan.rows]
 
     def read(self, slot: int, end: int) -> Cell:
