@@ -13,7 +13,7 @@ from rich.table import Table
 
 from exahpc.cli.common import memory, notes, slurm_client
 from exahpc.deployment.grid import Ledger
-from exahpc.deployment.spec import Deployment
+from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import ExahpcError
 from exahpc.launch import place, prepare, ready, start
 from exahpc.wire.folder import Folder
@@ -94,7 +94,7 @@ def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
         table.add_row(
             pool.name,
             str(pool.replicas),
-            f"TP {pool.tensor_parallel} x PP {pool.pipeline_parallel}",
+            _grid(pool, ledger),
             str(pool.tasks * pool.nodes_per_replica),
             memory(ledger.weights),
             memory(ledger.kv),
@@ -102,6 +102,11 @@ def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:
             memory(ledger.rank_weights + ledger.rank_kv),
         )
     notes.print(table)
+
+
+def _grid(pool: Pool, ledger: Ledger) -> str:
+    stages = f" ({'+'.join(map(str, ledger.layers))} layers)" if pool.pipeline_parallel > 1 else ""
+    return f"TP {pool.tensor_parallel} x PP {pool.pipeline_parallel}{stages}"
 
 
 def _wait(folder: Folder, deployment: Deployment, ended: Callable[[], str | None], timeout: float | None) -> None:
