@@ -1,7 +1,8 @@
 """What one replica runs and may still take. Pure bookkeeping; the relay decides.
 
-Room is sequences and KV tokens; a sequence reserves its whole possible length, as the replica's scheduler does,
-so an admitted sequence never waits there.
+Room is sequences and KV tokens. A newcomer must fit whole beside what the running sequences are expected to come to
+hold: most answers end long before the most that they may generate. When too many do not, the replica lets the
+latest give way for a while (see `replica.batching`); nothing is lost but their time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
 from exahpc.wire.messages import ReplicaHello
 
+EXPECTED = 0.5
+"""Share of the tokens which a running sequence may still generate that is expected to come."""
 _HEADROOM = 8
 """Batch rows leave one place in so many to online requests."""
 ONLINE_FIRST_SECONDS = 1.0
@@ -30,7 +33,6 @@ class Capacity:
         self.rows: deque[Choice] = deque()
         self.outstanding = 0
         self.refused = float("-inf")
-        self._reserved = 0
 
     @property
     def full(self) -> bool:
@@ -39,7 +41,11 @@ class Capacity:
 
     def fits(self, need: int) -> bool:
         """Room for a sequence of `need` tokens now."""
-        return len(self.running) < self.hello.sequences and self._reserved + need <= self.hello.tokens
+        return len(self.running) < self.hello.sequences and self._expected() + need <= self.hello.tokens
+
+    def _expected(self) -> int:
+        """KV tokens of the running sequences: what they hold, and a share of what they may still generate."""
+        return sum(c.need - int((1 - EXPECTED) * (c.left - c.prefill)) for c in self.running.values())
 
     def _fits_row(self, need: int, now: float) -> bool:
         if now - self.refused < ONLINE_FIRST_SECONDS or not self.fits(need):
@@ -47,7 +53,7 @@ class Capacity:
         if not self.running:
             return True
         kept = self.hello.tokens // _HEADROOM if self.hello.sequences >= _HEADROOM else 0
-        return len(self.running) < self._row_places and self._reserved + need <= self.hello.tokens - kept
+        return len(self.running) < self._row_places and self._expected() + need <= self.hello.tokens - kept
 
     @property
     def _row_places(self) -> int:
@@ -76,7 +82,6 @@ class Capacity:
         """Give a place to a choice that waited."""
         choice.sequence = sequence
         self.running[sequence] = choice
-        self._reserved += choice.need
 
     def leave(self, choice: Choice) -> bool:
         """Forget a choice that ran or waited. True when the replica runs it."""
@@ -84,7 +89,6 @@ class Capacity:
         choice.left = 0
         if choice.sequence in self.running:
             del self.running[choice.sequence]
-            self._reserved -= choice.need
             return True
         queue = self.rows if choice.job.row else self.online
         if choice in queue:

@@ -209,12 +209,23 @@ def test_a_full_replica_is_busy_by_sequences_or_by_memory() -> None:
     made = relay(sequences=1)
     made.submit(P, submit("a"), 0)
     assert told(made.submit(P, submit("b"), 0), Busy)
-    made = relay(kv=100)
+    made = relay(kv=80)
     made.submit(P, submit("a", max_tokens=62), 0)
-    assert told(made.submit(P, submit("b", max_tokens=40), 0), Busy)
-    assert admits(made.submit(P, submit("c", max_tokens=30), 0))
+    assert told(made.submit(P, submit("b", max_tokens=46), 0), Busy)
+    assert admits(made.submit(P, submit("c", max_tokens=45), 0))
     made.tokens(0, Tokens([], [(1, "stop")]), 0)
-    assert admits(made.submit(P, submit("b", max_tokens=60), 0)), "what ended gives its memory back"
+    assert admits(made.submit(P, submit("b", max_tokens=53), 0)), "what ended gives its memory back"
+
+
+def test_a_newcomer_fits_whole_beside_what_the_others_are_expected_to_hold() -> None:
+    """Expected are the tokens that are there and half of those that may come: of 2 + 60, first 32, then more."""
+    for generated, room in ((0, 48), (1, 47), (2, 47), (30, 33), (59, 18)):
+        made = relay(kv=80)
+        made.submit(P, submit("a", max_tokens=60), 0)
+        for _ in range(generated):
+            made.tokens(0, Tokens([(1, 65)], []), 0)
+        assert told(made.submit(P, submit("b", max_tokens=room - 1), 0), Busy)
+        assert admits(made.submit(P, submit("c", max_tokens=room - 2), 0)), generated
 
 
 def test_a_draining_agent_is_busy_but_ends_what_runs() -> None:
