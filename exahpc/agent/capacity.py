@@ -1,8 +1,8 @@
 """What one replica runs and may still take. Pure bookkeeping; the relay decides.
 
-Room is sequences and KV tokens. A newcomer must fit whole beside what the running sequences are expected to come to
-hold: most answers end long before the most that they may generate. When too many do not, the replica lets the
-latest give way for a while (see `replica.batching`); nothing is lost but their time.
+Room is sequences and KV tokens. A newcomer must fit whole beside what the running sequences are expected to
+hold in the end: most answers stop long before the most that they may generate. When too many do not, the replica
+lets the latest give way for a while (see `replica.batching`); nothing is lost but their time.
 """
 
 from __future__ import annotations
