@@ -1,16 +1,15 @@
-"""How matrices are multiplied on CPUs.
+"""How matrices are multiplied: weights stay as the checkpoint has them, whatever multiplies.
 
-Weights are kept as the checkpoint has them, memory-mapped and shared by the replicas of a node. What a processor
-cannot multiply natively (bfloat16 without AVX-512: ten to hundred times slower than float32) it works on in
-float32, weights converted as they are used. `pack` trades the sharing for speed: a private copy in the layout of
-the processor's kernels (oneDNN), which decoding reads two to three times faster.
+On CPUs the native kernels read the memory-mapped weights, which the replicas of a node share, and work in float32.
+Without a compiler, and on accelerators, torch multiplies; what a processor cannot multiply natively (bfloat16
+without AVX-512, INT8) is then converted as it is used.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's custom
@@ -18,96 +17,127 @@ from deepspeed.module_inject.layers import LinearAllreduce, TensorParallel_Layer
 from torch import nn
 
 from exahpc.replica.engine.group import summation
+from exahpc.replica.engine.native import api
+from exahpc.replica.engine.native.api import Weight
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"} | dict.fromkeys(
+    ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"
+)
+"""Hugging Face's names of activations (`hidden_act`) to those of `product`."""
+
+
+class Norm(NamedTuple):
+    """x * weight / sqrt(mean(x^2) + epsilon)."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+
+class Product(Protocol):
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, in] -> [T, out] (+ residual [T, out]), all of the work dtype."""
+
+
+def native(device: torch.device) -> bool:
+    """Whether the native kernels work here."""
+    return device.type == "cpu" and api.available()
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Number format of activations and KV cache on this processor for weights of `dtype`."""
-    native = {
+    """Number format of activations on processors for weights of `dtype`."""
+    fast = {
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
     }
-    return dtype if dtype not in native or native[dtype]() else torch.float32
+    return torch.float32 if api.available() or dtype not in fast or not fast[dtype]() else dtype
 
 
 def product(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    work: torch.dtype,
-    pack: bool = False,
-    scale: torch.Tensor | None = None,
+    weights: Sequence[Weight], *, work: torch.dtype, activation: str = "", norm: Norm | None = None
 ) -> Product:
-    """x -> x @ weight.T + bias for weight [out, in]; x and the result are of dtype `work`.
+    """The products of matrices [out, in] with the same input, normalized by `norm` if given.
 
-    scale [out], float32: of the rows of an INT8 weight, which is converted as it is used.
+    Results lie side by side; with an activation (a value of ACTIVATIONS) and two matrices the result is
+    activation(first) * second. work: dtype of input and result.
     """
-    bias = None if bias is None else bias.to(work)
-    if scale is not None:
-        return _scaled(weight, scale.to(work), bias)
-    if weight.dtype == torch.bfloat16 and work != weight.dtype:
-        return _single(weight, bias, product(weight.to(work), bias, work=work, pack=True) if pack else None)
-    if pack:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(work).contiguous())
-        multiply = torch.ops.mkldnn._linear_pointwise
-
-        def by_layout(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = multiply(x, packed, bias, "none", [], "")
-            return result
-
-        return by_layout
-    if weight.dtype == work:
-        return lambda x: F.linear(x, weight, bias)
-    return lambda x: F.linear(x, weight.to(work), bias)
+    if work == torch.float32 and native(weights[0].data.device):
+        own = api.Norm(norm.weight, norm.epsilon) if norm else None
+        return api.Linear(weights, activation=activation, norm=own)
+    return _Torch([_prepared(weight, work) for weight in weights], work, activation, norm)
 
 
-def _scaled(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        out = F.linear(x, weight.to(scale.dtype)) * scale
-        return out if bias is None else out + bias
+class _Torch:
+    """The same by torch, on any device."""
 
-    return apply
+    def __init__(self, weights: list[Weight], work: torch.dtype, activation: str, norm: Norm | None) -> None:
+        self._weights, self._work = weights, work
+        self._activate = _FUNCTIONS[activation] if activation else None
+        self._norm = norm and norm._replace(weight=norm.weight.detach().to(work))
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if self._norm is not None:
+            x = F.rms_norm(x, self._norm.weight.shape, self._norm.weight, self._norm.epsilon)
+        parts = [self._times(x, weight) for weight in self._weights]
+        if self._activate is not None:
+            parts[0] = self._activate(parts[0])
+            out = parts[0] if len(parts) == 1 else parts[0] * parts[1]
+        else:
+            out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return out if residual is None else residual + out
+
+    def _times(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        data = weight.data if weight.data.dtype == self._work else weight.data.to(self._work)
+        if weight.scale is None:
+            return F.linear(x, data, weight.bias)
+        out = F.linear(x, data) * weight.scale
+        return out if weight.bias is None else out + weight.bias
 
 
-def _single(weight: torch.Tensor, bias: torch.Tensor | None, packed: Product | None) -> Product:
-    """One row is bound by reading the matrix: half the bytes beat the faster kernel."""
-    work = torch.float32
-
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        if x.numel() == weight.shape[1]:
-            out = F.linear(x.to(weight.dtype), weight).to(work)
-            return out if bias is None else out + bias
-        return packed(x) if packed else F.linear(x, weight.to(work), bias)
-
-    return apply
+def _prepared(weight: Weight, work: torch.dtype) -> Weight:
+    """Small things in the dtype of the work; the matrix stays as it is."""
+    bias, scale = (None if x is None else x.detach().to(work) for x in (weight.bias, weight.scale))
+    return Weight(weight.data.detach(), bias, scale)
 
 
-def replace_linears(body: nn.Module, work: torch.dtype, pack: bool) -> None:
-    """Let the layers of an AutoTP body multiply by `product`; row-parallel ones keep their all-reduce."""
+def weight_of(module: Any) -> Weight:
+    """The matrix of a linear module; of an INT8 one the scales are its buffer `weight_scale`."""
+    return Weight(module.weight.detach(), module.bias, getattr(module, "weight_scale", None))
+
+
+def row_parallel(module: Any, work: torch.dtype) -> Product:
+    """The product of a module whose input AutoTP may have split: with its all-reduce, the bias added once."""
+    add_up = summation(module.mp_group) if isinstance(module, LinearAllreduce) else None
+    weight = weight_of(module)
+    if add_up is None:
+        return product([weight], work=work)
+    multiply = product([weight._replace(bias=None)], work=work)
+    bias = None if weight.bias is None else weight.bias.detach().to(work)
+
+    def reduced(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        out = multiply(x)
+        add_up(out)
+        if bias is not None:
+            out += bias
+        return out if residual is None else residual + out
+
+    return reduced
+
+
+def replace_linears(body: nn.Module, work: torch.dtype) -> None:
+    """Let all linear modules of an AutoTP body multiply by `product`: for bodies that run their own forward."""
     linears: list[Any] = [m for m in body.modules() if isinstance(m, nn.Linear | TensorParallel_Layer)]
     for module in linears:
-        weight, bias, scale = module.weight.data, module.bias, getattr(module, "weight_scale", None)
-        if isinstance(module, LinearAllreduce):
-            forward = _reduced(product(weight, work=work, pack=pack, scale=scale), bias, module.mp_group)
-        else:
-            forward = _plain(product(weight, bias, work=work, pack=pack, scale=scale))
-        if pack:
-            module.weight = None  # the copy is all that is used
-        module.forward = types.MethodType(forward, module)
+        module.forward = types.MethodType(_forward(row_parallel(module, work)), module)
 
 
-def _plain(multiply: Product) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    return lambda _, x: multiply(x)
-
-
-def _reduced(multiply: Product, bias: Any, group: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    add_up = summation(group)
-
+def _forward(multiply: Product) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        out = multiply(x)
-        if add_up is not None:
-            add_up(out)
-        return out if bias is None else out + bias
+        return multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
     return forward

@@ -23,6 +23,8 @@ from exahpc.replica.engine.checkpoint import Checkpoint
 from exahpc.replica.engine.decoder import Decoder
 from exahpc.replica.engine.generic import Generic
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
+from exahpc.replica.engine.native.api import Weight
+from exahpc.replica.engine.native.attention import native_attention, usable
 from exahpc.replica.engine.output import OutputLayer, matrix
 
 log = logging.getLogger(__name__)
@@ -69,14 +71,14 @@ class Stage:
         self.cache = PagedCache(
             last - first, blocks, heads[1] - heads[0], shape.head_size, self.dtype, self.device
         )
-        pack = pack and on_cpu and dtype != torch.float32
-        if pack or int8 or self.dtype != dtype:
-            replace_linears(body, self.dtype, pack)
+        attend = native_attention if usable(shape.head_size, self.cache.k) else gather_attention
         self._decoder: Decoder | Generic
         if family.fast:
-            self._decoder = Decoder(body, self.dtype, self.is_last, gather_attention)
+            self._decoder = Decoder(body, self.dtype, self.is_last, attend)
         else:
-            self._decoder = Generic(body, family, heads, self.dtype, gather_attention)
+            if on_cpu or int8:
+                replace_linears(body, self.dtype)
+            self._decoder = Generic(body, family, heads, self.dtype, attend)
         self._embed = bodies.part(body, family.embedding)
         self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
         if self.is_last:
@@ -84,7 +86,7 @@ class Stage:
             weight, bias = matrix(checkpoint, family, config, self._embed.weight if self.is_first else None)
             weight = weight[mine].to(self.device, dtype)
             bias = None if bias is None else bias[mine].to(self.device, dtype)
-            self._head = OutputLayer(product(weight, bias, work=self.dtype, pack=pack), config)
+            self._head = OutputLayer(product([Weight(weight, bias)], work=self.dtype), config)
 
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:

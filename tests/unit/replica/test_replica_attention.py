@@ -16,10 +16,14 @@ torch.set_num_threads(1)
 
 from exahpc.replica.blocks import BLOCK, blocks_of  # noqa: E402
 from exahpc.replica.engine.attention import PagedCache, Step, gather_attention  # noqa: E402
+from exahpc.replica.engine.native import api  # noqa: E402
+from exahpc.replica.engine.native.attention import native_attention  # noqa: E402
 from exahpc.replica.plan import Begin, Plan, Row  # noqa: E402
 from exahpc.replica.tables import Tables  # noqa: E402
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"gather": gather_attention}
+if api.available():
+    IMPLEMENTATIONS["native"] = native_attention
 CONTEXT, CPU = 400, torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""All ways to multiply on a CPU give the same product."""
+"""All ways to multiply give the same product."""
 
 from __future__ import annotations
 
@@ -7,25 +7,86 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
-from exahpc.replica.engine.linear import product, work_dtype  # noqa: E402
+import torch.nn.functional as F  # noqa: E402, N812 - torch's custom
+from torch import nn  # noqa: E402
+
+from exahpc.replica.engine import linear  # noqa: E402
+from exahpc.replica.engine.linear import Norm, product, replace_linears, work_dtype  # noqa: E402
+from exahpc.replica.engine.native import api  # noqa: E402
+from exahpc.replica.engine.native.api import Weight  # noqa: E402
+from exahpc.replica.engine.rotary import Rotary  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["native", "torch"])
+def by(request, monkeypatch):
+    """The native kernels, or torch as on a node without a compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(api, "available", lambda: False)
+    elif not api.available():
+        pytest.skip("no C++ compiler here")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_product_does_not_depend_on_the_layout(dtype, pack, bias, rows) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+def test_the_product_does_not_depend_on_who_multiplies(by, dtype, bias, rows) -> None:
     generator = torch.Generator().manual_seed(rows)
-    whole = torch.randn(70, 48, generator=generator).to(dtype)
+    whole = (torch.randn(70, 48, generator=generator) * (30 if dtype == torch.int8 else 1)).to(dtype)
     weight = whole[:, 8:40]  # a row-parallel shard is a strided view
-    offset = torch.randn(70, generator=generator).to(dtype) if bias else None
-    work = work_dtype(dtype)
-    x = torch.randn(rows, 32, generator=generator).to(work)
-    got = product(weight, offset, work=work, pack=pack)(x)
-    want = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-    assert got.dtype == work
-    assert float((got.double() - want).abs().max()) < (1e-4 if dtype == torch.float32 else 0.15)
+    offset = torch.randn(70, generator=generator).to(torch.bfloat16) if bias else None
+    scale = torch.rand(70, generator=generator) / 30 if dtype == torch.int8 else None
+    work = work_dtype(torch.bfloat16 if dtype == torch.int8 else dtype)
+    x, residual = (torch.randn(rows, n, generator=generator).to(work) for n in (32, 70))
+    multiply = product([Weight(weight, offset, scale)], work=work)
+    want = x.double() @ (weight.double() * (1 if scale is None else scale.double()[:, None])).T
+    want += 0 if offset is None else offset.double()
+    near = 1e-4 if work == torch.float32 else 0.15
+    assert multiply(x).dtype == work
+    assert float((multiply(x).double() - want).abs().max()) < near
+    assert float((multiply(x, residual).double() - want - residual.double()).abs().max()) < near
 
 
-def test_float32_weights_are_worked_on_as_they_are() -> None:
+def test_fused_products_do_not_depend_on_who_multiplies(by) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate, up = (torch.randn(24, 32, generator=generator).bfloat16() for _ in range(2))
+    norm = Norm(torch.rand(32, generator=generator), 1e-5)
+    x = torch.randn(5, 32, generator=generator)
+    normed = F.rms_norm(x, (32,), norm.weight, 1e-5)
+    both = [Weight(gate), Weight(up)]
+    beside = product(both, work=torch.float32, norm=norm)(x)
+    torch.testing.assert_close(beside, normed @ torch.cat([gate, up]).float().T, rtol=1e-4, atol=1e-4)
+    for name, function in linear._FUNCTIONS.items():
+        gated = product(both, work=torch.float32, activation=name, norm=norm)(x)
+        want = function(normed @ gate.float().T) * (normed @ up.float().T)
+        torch.testing.assert_close(gated, want, rtol=1e-4, atol=1e-4)
+
+
+def test_rotary_embedding_does_not_depend_on_who_turns(monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.rand(6, 8, generator=generator).repeat(1, 2)
+    norm = Norm(torch.rand(32, generator=generator).bfloat16(), 1e-6)
+    x = torch.randn(6, 96, generator=generator)
+    found = {}
+    for available in {api.available(), False}:
+        monkeypatch.setattr(api, "available", lambda available=available: available)
+        found[available] = x.clone()
+        Rotary(3, norm, CPU)(found[available], angles.cos(), angles.sin())
+    for turned in found.values():
+        torch.testing.assert_close(turned, found[False], rtol=1e-5, atol=1e-5)
+        assert not torch.equal(turned, x)
+
+
+def test_modules_of_any_body_multiply_so(by) -> None:
+    body = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8, bias=False)).bfloat16()
+    x = torch.randn(1, 7, 32)
+    want = body.float()(x)
+    body.bfloat16()
+    replace_linears(body, torch.float32)
+    assert body(x).shape == (1, 7, 8)
+    torch.testing.assert_close(body(x), want, rtol=0.05, atol=0.02)
+
+
+def test_float32_weights_are_worked_on_as_they_are(by) -> None:
     assert work_dtype(torch.float32) == torch.float32

@@ -23,7 +23,7 @@ _ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
 _EVERYTHING = 2**62
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _KINDS = {"P": _P, "I": _I, "F": _F}
-_SIGNATURES = {"linear": "PIIPPIIPPII", "rotate": "PIIIIIPPP", "attend": "PPIIIPIPIPIIPPIPPIFIPII"}
+_SIGNATURES = {"linear": "PIIPPIIPIPII", "rotate": "PIIIIIPPP", "attend": "PPIIIPIPIPIIPPIPPIFIPII"}
 
 
 class _Matrix(ctypes.Structure):
@@ -122,8 +122,8 @@ class Linear:
         )
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, in] -> [T, out], plus `residual` [T, out], which is overwritten and returned if given."""
-        out = x.new_empty(len(x), self.rows) if residual is None else residual
+        """x [T, in] -> [T, out], plus `residual` [T, out] if given; lines may be strided."""
+        out = torch.empty(len(x), self.rows)
         self._call(
             self._address,
             self._count,
@@ -133,6 +133,7 @@ class Linear:
             len(x),
             x.stride(0),
             None if residual is None else residual.data_ptr(),
+            0 if residual is None else residual.stride(0),
             out.data_ptr(),
             out.stride(0),
             self._threads,

@@ -19,7 +19,7 @@ constexpr int L = 16;          // floats of a vector
 constexpr int TALL = 4, WIDE = 5;  // register tile: weight rows x input rows; accumulators must fit the registers
 #else
 constexpr int L = 8;
-constexpr int TALL = 4, WIDE = 2;
+constexpr int TALL = 4, WIDE = 3;
 #endif
 constexpr int STRIP = 8;       // weight rows of one task: stay in L1 while all input rows pass
 constexpr long DEPTH = 1024;   // columns of one pass: a strip and WIDE input rows fit L1; sums of passes are added
@@ -172,48 +172,65 @@ static inline void keep(F& v) {
 #endif
 }
 
-// out[c][r] (+)= w[r] . x[c] over `columns`, for `rows` <= R rows (further lanes of `out` repeat the last). One
-// accumulator for each pair, so its order of sums is always the same.
-template <class W, int R, int C>
-static inline void tile(const typename W::T* w, long ldw, long rows, const float* x, long ldx, long columns, long ahead,
-                        float* out, bool add) {
+// R rows of weights as they lie in the checkpoint; rows past the last repeat it.
+template <class W, int R> struct Rows {
     typedef typename W::T T;
-    F acc[C][R] = {};
     const T* at[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) at[r] = w + (r < rows ? r : rows - 1) * ldw;
-    auto half = [&](auto h, const T* const(&row)[R], long i, const float* x) __attribute__((always_inline)) {
-        F in[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-            in[c] = load<F>(x + c * ldx + h() * L);
-            keep(in[c]);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            F v = W::template get<h()>(row[r] + i);
-            keep(v);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) acc[c][r] = fma(v, in[c], acc[c][r]);
-        }
-    };
-    std::integral_constant<int, 0> low;
-    std::integral_constant<int, 1> high;
-    long i = 0;
-    for (; i + 2 * L <= columns; i += 2 * L) {
-        if (ahead)
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i + ahead);
-        half(low, at, i, x + i);
-        half(high, at, i, x + i);
+    typename W::T tail[R][2 * L];  // the last columns, with zeros: never read past a row, the mapping may end there
+    long whole;
+    Rows(const T* w, long ldw, long rows, long columns) : tail{}, whole(columns / (2 * L) * (2 * L)) {
+        for (int r = 0; r < R; r++) at[r] = w + (r < rows ? r : rows - 1) * ldw;
+        if (whole < columns)
+            for (int r = 0; r < R; r++) memcpy(tail[r], at[r] + whole, (columns - whole) * sizeof(T));
     }
-    if (i < columns) {  // never read past a row: the mapping may end there, and 0 * NaN is NaN
-        T tail[R][2 * L] = {};
-        const T* row[R];
-        for (int r = 0; r < R; r++) row[r] = (const T*)memcpy(tail[r], at[r] + i, (columns - i) * sizeof(T));
-        half(low, row, 0, x + i);
-        half(high, row, 0, x + i);
+    template <int H> F get(int r, long i) const { return W::template get<H>(at[r] + i); }
+    template <int H> F last(int r, long) const { return W::template get<H>(tail[r]); }
+    void ahead(long i, long distance) const {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i + distance);
     }
+};
+
+// The same, made float32 once for many input rows: one stream in the order in which it is read.
+template <int R> struct Panel {
+    const float* data;
+    template <int H> F get(int r, long i) const { return load<F>(data + (i + H * L) * R + r * L); }
+    template <class W> static void unpack(const Rows<W, R>& rows, long columns, long distance, float* to) {
+        for (long i = 0; i < rows.whole; i += 2 * L) {
+            rows.ahead(i, distance);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) store(to + i * R + r * L, rows.template get<0>(r, i));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) store(to + (i + L) * R + r * L, rows.template get<1>(r, i));
+        }
+        if (rows.whole < columns)
+            for (int r = 0; r < R; r++) {
+                store(to + rows.whole * R + r * L, rows.template last<0>(r, 0));
+                store(to + (rows.whole + L) * R + r * L, rows.template last<1>(r, 0));
+            }
+    }
+};
+
+// acc[c][r] += w[r] . x[c], one half step. One accumulator for each pair: its order of sums is always the same.
+template <int R, int C, class Get>
+static inline void half(F (&acc)[C][R], const float* x, long ldx, Get get) __attribute__((always_inline));
+template <int R, int C, class Get> static inline void half(F (&acc)[C][R], const float* x, long ldx, Get get) {
+    F in[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        in[c] = load<F>(x + c * ldx);
+        keep(in[c]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        F v = get(r);
+        keep(v);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) acc[c][r] = fma(v, in[c], acc[c][r]);
+    }
+}
+
+template <int R, int C> static inline void finish(F (&acc)[C][R], float* out, bool add) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
@@ -224,21 +241,89 @@ static inline void tile(const typename W::T* w, long ldw, long rows, const float
         }
 }
 
+// out[c][r] (+)= w[r] . x[c], weights read where they lie: for few input rows, where memory is what takes the time.
+template <class W, int R, int C>
+static void direct(const Rows<W, R>& w, const float* x, long ldx, long columns, long distance, float* out, bool add) {
+    F acc[C][R] = {};
+    for (long i = 0; i < w.whole; i += 2 * L) {
+        w.ahead(i, distance);
+        half<R, C>(acc, x + i, ldx, [&](int r) { return w.template get<0>(r, i); });
+        half<R, C>(acc, x + i + L, ldx, [&](int r) { return w.template get<1>(r, i); });
+    }
+    if (w.whole < columns) {
+        half<R, C>(acc, x + w.whole, ldx, [&](int r) { return w.template last<0>(r, 0); });
+        half<R, C>(acc, x + w.whole + L, ldx, [&](int r) { return w.template last<1>(r, 0); });
+    }
+    finish<R, C>(acc, out, add);
+}
+
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+// The loop of `paneled` for the tile that fills all 16 registers; compilers spill some of them, which costs a third.
+#define ROW(at, a, b, c)                                                               \
+    "vmovups " #at "(%[w]), %%ymm15\n vfmadd231ps %%ymm12, %%ymm15, %%ymm" #a "\n"      \
+    "vfmadd231ps %%ymm13, %%ymm15, %%ymm" #b "\n vfmadd231ps %%ymm14, %%ymm15, %%ymm" #c "\n"
+#define EACH(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+#define ZERO(i) "vxorps %%ymm" #i ", %%ymm" #i ", %%ymm" #i "\n"
+#define SAVE(i) "vmovups %%ymm" #i ", 32*" #i "(%[acc])\n"
+static inline void full_tile(const float* w, const float* x, long ldx, long columns, F (&acc)[3][4]) {
+    long steps = (columns + 2 * L - 1) / (2 * L) * 2;
+    asm volatile(EACH(ZERO)
+                 "1:\n"
+                 "vmovups (%[x]), %%ymm12\n vmovups (%[x],%[ld]), %%ymm13\n vmovups (%[x],%[ld],2), %%ymm14\n"
+                 ROW(0, 0, 4, 8) ROW(32, 1, 5, 9) ROW(64, 2, 6, 10) ROW(96, 3, 7, 11)
+                 "add $128, %[w]\n add $32, %[x]\n dec %[n]\n jnz 1b\n"
+                 EACH(SAVE)
+                 : [w] "+r"(w), [x] "+r"(x), [n] "+r"(steps)
+                 : [ld] "r"(ldx * sizeof(float)), [acc] "r"(acc)
+                 : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+}
+#define FULL_TILE
+#endif
+
+// The same from a panel: for many input rows, where arithmetic is.
+template <int R, int C> static void paneled(Panel<R> w, const float* x, long ldx, long columns, float* out, bool add) {
+    F acc[C][R] = {};
+#if defined(FULL_TILE)
+    if constexpr (R == 4 && C == 3) {
+        full_tile(w.data, x, ldx, columns, acc);
+        return finish<R, C>(acc, out, add);
+    }
+#endif
+    for (long i = 0; i < columns; i += 2 * L) {
+        half<R, C>(acc, x + i, ldx, [&](int r) { return w.template get<0>(r, i); });
+        half<R, C>(acc, x + i + L, ldx, [&](int r) { return w.template get<1>(r, i); });
+    }
+    finish<R, C>(acc, out, add);
+}
+
 // out[m][STRIP] = rows [at, at + n) of `a` times x[m][padded columns].
 template <class W> static void strip(const Matrix& a, long at, long n, const float* x, long ldx, long m, float* out) {
+    alignas(64) float room[TALL * DEPTH + 2 * L * TALL];
     for (long k = 0; k < a.columns; k += DEPTH) {
-        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH, c = 0;
+        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH, distance = STRIP * a.stride;
         auto w = (const typename W::T*)a.data + at * a.stride + k;
-        auto tiles = [&](auto tall, auto wide) __attribute__((always_inline)) {
-            for (long r = 0; r < n; r += tall())
-                tile<W, tall(), wide()>(w + r * a.stride, a.stride, n - r, x + c * ldx + k, ldx, columns,
-                                        c ? 0 : STRIP * a.stride, out + c * STRIP + r, k > 0);
-            c += wide();
-        };
-        std::integral_constant<int, TALL> tall;
-        if (m == 1) tiles(std::integral_constant<int, 2 * TALL>(), std::integral_constant<int, 1>());
-        while (m - c >= WIDE) tiles(tall, std::integral_constant<int, WIDE>());
-        while (m > c) tiles(tall, std::integral_constant<int, 1>());
+        if (m == 1) {  // more weight rows at once: enough accumulators to hide the latency of sums
+            direct<W, STRIP, 1>(Rows<W, STRIP>(w, a.stride, n, columns), x + k, ldx, columns, distance, out, k > 0);
+            continue;
+        }
+        for (long r = 0; r < n; r += TALL) {
+            Rows<W, TALL> rows(w + r * a.stride, a.stride, n - r, columns);
+            if (m == 2) {
+                direct<W, TALL, 2>(rows, x + k, ldx, columns, distance, out + r, k > 0);
+                continue;
+            }
+            Panel<TALL> panel = {room};
+            Panel<TALL>::unpack(rows, columns, distance, room);
+            long c = 0;
+            auto take = [&](auto wide) {
+                paneled<TALL, wide()>(panel, x + c * ldx + k, ldx, columns, out + c * STRIP + r, k > 0);
+                c += wide();
+            };
+            while (m - c >= WIDE && m - c != WIDE + 1) take(std::integral_constant<int, WIDE>());
+            while (m - c >= 2) take(std::integral_constant<int, 2>());
+            while (m > c) take(std::integral_constant<int, 1>());
+        }
     }
 }
 
@@ -309,7 +394,7 @@ static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx
 // class (split or not). Without an activation the results of `count` matrices lie side by side in y; with one and
 // two matrices the result is activation(first) * second, as in gated feed-forward layers.
 extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const Norm* norm, const float* x, int64_t m,
-                       int64_t ldx, const float* residual, float* y, int64_t ldy, int64_t threads) {
+                       int64_t ldx, const float* residual, int64_t ldr, float* y, int64_t ldy, int64_t threads) {
     long columns = a[0].columns, wide = padded(columns), strips = 0;
     bool split = a[0].format == BFLOAT16, gated = activation != NONE && count == 2;
     for (long i = 0; i < (gated ? 1 : count); i++) strips += (a[i].rows + STRIP - 1) / STRIP;
@@ -335,7 +420,7 @@ extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const
             }
             for (long r = 0; r < rows; r++) {
                 float* to = y + (first + r) * ldy + column + at;
-                const float* add = residual ? residual + (first + r) * ldy + column + at : nullptr;
+                const float* add = residual ? residual + (first + r) * ldr + column + at : nullptr;
                 for (long i = 0; i < n; i++) to[i] = add ? add[i] + out[r * STRIP + i] : out[r * STRIP + i];
             }
         }

@@ -1,0 +1,51 @@
+"""Attention over the paged cache where it lies: blocks are read in place, by the native kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from exahpc.replica.blocks import BLOCK
+from exahpc.replica.engine.attention import PagedCache, Step
+from exahpc.replica.engine.native import api
+
+
+def usable(head_dim: int, blocks: torch.Tensor) -> bool:
+    """Whether `native_attention` serves heads of this size over a cache like `blocks` on this node's CPUs."""
+    fits = BLOCK == 16 and head_dim % 16 == 0 and blocks.dtype in (torch.float32, torch.bfloat16)
+    return fits and blocks.device.type == "cpu" and api.available()
+
+
+def native_attention(
+    step: Step,
+    cache: PagedCache,
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """See `PagedAttention`. Lines of q, k, v may be strided. The law of the kernels holds here too: what comes out
+    for a token depends on its own q and what it sees, to the bit, whatever else the step holds.
+    """
+    seen = api.attend(
+        cache.k[layer],
+        cache.v[layer],
+        *(_lines(x) for x in (q, k, v)),
+        writes=step.writes,
+        tables=step.tables,
+        lengths=step.lengths,
+        starts=step.starts,
+        scale=1.0 / math.sqrt(q.shape[2]) if scale is None else scale,
+        window=window,
+    )
+    return seen if seen.dtype == q.dtype else seen.to(q.dtype)
+
+
+def _lines(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, the heads of a token side by side."""
+    x = x if x.dtype == torch.float32 else x.float()
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
