@@ -90,7 +90,7 @@ def table(runs: list[dict[str, Any]], ours: str, keys: dict[str, str], rival: st
 def show(name: str, comparison: dict[str, dict[str, Any]]) -> None:
     """Print the medians."""
     for case, row in comparison.items():
-        numbers = "  ".join(f"{key} {value:,.1f}" for key, value in row.items() if isinstance(value, float))
+        numbers = "  ".join(f"{key} {value:,.4g}" for key, value in row.items() if isinstance(value, float))
         print(f"{name} {case} [{row['number']}]: {numbers}")
 
 

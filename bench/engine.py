@@ -46,11 +46,13 @@ def start(threads: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Iteration:
-    """seconds: perf_counter at its end; new: tokens that went in; tokens: (sequence, id) that came out."""
+    """seconds: perf_counter at its end; new: tokens that went in; tokens: (sequence, id) that came out; scores:
+    (sequence, log-probabilities of the next tokens of its prompt)."""
 
     seconds: float
     new: int
     tokens: list[tuple[int, int]]
+    scores: list[tuple[int, list[float]]]
 
 
 class Engine:
@@ -85,25 +87,29 @@ class Engine:
             pack=pack,
         )
         self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, context)
-        self._limits = (sequences, context, chunk)
+        self._limits = (sequences, context, sequences + chunk)
         self.clear()
 
-    def clear(self) -> None:
-        """Forget all sequences, and all that was kept of their prefixes."""
+    def clear(self, *, budget: int | None = None, prefix: bool = True) -> None:
+        """Forget all sequences, and all that was kept of their prefixes.
+
+        budget: tokens of one iteration from now on, decoding ones included; prefix: whether prompts share.
+        """
         from exahpc.replica.batching import Limits, Scheduler
         from exahpc.replica.blocks import blocks_of
 
-        sequences, context, chunk = self._limits
+        sequences, context, usual = self._limits
         blocks = sequences * blocks_of(context)
-        limits = Limits(sequences, blocks, context, sequences + chunk, 1, self.stage.vocabulary_size)
+        limits = Limits(sequences, blocks, context, budget or usual, 1, self.stage.vocabulary_size, prefix=prefix)
         self._scheduler, self._next = Scheduler(limits), 0
 
-    def add(self, ids: Sequence[int], new: int, *, batch: bool = False) -> int:
-        """Greedy, without stop ids. Returns the sequence's number."""
-        from exahpc.wire.messages import Admit
+    def add(self, ids: Sequence[int], new: int, *, batch: bool = False, score: bool = False) -> int:
+        """Greedy, without stop ids. score: tell how likely the tokens of the prompt are. Returns its number."""
+        from exahpc.wire.messages import Admit, Sampling
 
         number, self._next = self._next, self._next + 1
-        refused = self._scheduler.admit(Admit(number, list(ids), new, 0, 0, 0, [], batch=batch))
+        sampling = Sampling(prompt_logprobs=0 if score else -1)
+        refused = self._scheduler.admit(Admit(number, list(ids), new, 0, 0, 0, [], sampling, batch))
         if refused:
             raise SystemExit(f"the engine refused sequence {number}: {refused.reason}")
         return number
@@ -116,7 +122,17 @@ class Engine:
         drawn = self._worker.run(plan)
         assert drawn is not None
         tokens = self._scheduler.done(plan.lane, drawn)
-        return Iteration(time.perf_counter(), plan.tokens, tokens.tokens)
+        scores = [(number, [one.logprob for one in part]) for number, part in tokens.prompt]
+        return Iteration(time.perf_counter(), plan.tokens, tokens.tokens, scores)
+
+    def scores(self, windows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """ln p(token | tokens before it in its window) of all tokens of each window but its first one."""
+        numbers = {self.add(ids, 1, score=True): place for place, ids in enumerate(windows)}
+        found: list[list[float]] = [[] for _ in windows]
+        while (iteration := self.step()) is not None:
+            for number, part in iteration.scores:
+                found[numbers[number]] += part
+        return found
 
 
 # --- the measurements that all engines share: a side is a function of prompts ------------------------------------

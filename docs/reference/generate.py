@@ -157,8 +157,11 @@ def comparison_table(comparison: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def figure(value: float | None, digits: int = 1) -> str:
+    """Enough digits to compare: small numbers need them behind the point."""
     if value is None:
         return ""
+    if 0 < abs(value) < 10 and digits == 1:
+        return f"{value:.3g}"
     return f"{value:,.{0 if value >= 1000 else digits}f}"
 
 
