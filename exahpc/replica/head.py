@@ -12,6 +12,7 @@ from collections import deque
 from exahpc.replica.batching import Scheduler
 from exahpc.replica.mouth import Mouth
 from exahpc.replica.plan import Drawn, Plan
+from exahpc.replica.waiting import Naps
 from exahpc.replica.worker import Incoming, Worker
 from exahpc.wire.messages import (
     Abort,
@@ -38,6 +39,8 @@ class Head:
         self._flight: deque[tuple[int, Incoming]] = deque()
         self._next_beat = 0.0
         self._stopping = False
+        self._start = time.monotonic()
+        self._rested = self._waited = 0.0  # seconds without work; seconds with work, but only elsewhere
 
     def run(self) -> None:
         """Serve until StopReplica. Blocks in poll, using no processor, while there is nothing to do."""
@@ -55,8 +58,12 @@ class Head:
         return not (self._flight or self._scheduler.running or self._scheduler.waiting)
 
     def _listen(self) -> None:
-        if self._idle() and not self._mouth.poll(max(0.001, self._next_beat - time.monotonic())):
-            return
+        if self._idle():
+            begin = time.monotonic()
+            heard = self._mouth.poll(max(0.001, self._next_beat - begin))
+            self._rested += time.monotonic() - begin
+            if not heard:
+                return
         while (message := self._mouth.receive()) is not None:
             match message:
                 case Admit():
@@ -77,6 +84,8 @@ class Head:
                     return
 
     def _iterate(self) -> None:
+        while self._flight and self._flight[0][1].arrived():
+            self._settle()
         plan = self._scheduler.plan()
         if plan is not None:
             self._worker.send(plan)
@@ -86,8 +95,18 @@ class Head:
             else:
                 self._finish(plan.lane, drawn or Drawn())
         elif self._flight:
-            lane, incoming = self._flight.popleft()
-            self._finish(lane, incoming.get())
+            self._await()
+
+    def _await(self) -> None:
+        """Wait for the oldest plan in flight, or for word of the agent, which may bring work for another lane."""
+        begin, naps = time.monotonic(), Naps()
+        while not self._flight[0][1].arrived() and not self._mouth.poll(0):
+            naps.sleep()
+        self._waited += time.monotonic() - begin
+
+    def _settle(self) -> None:
+        lane, incoming = self._flight.popleft()
+        self._finish(lane, incoming.get())
 
     def _finish(self, lane: int, drawn: Drawn) -> None:
         tokens = self._scheduler.done(lane, drawn)
@@ -102,6 +121,8 @@ class Head:
 
     def _beat(self) -> None:
         now = time.monotonic()
+        active = now - self._start - self._rested
+        self._worker.hear(active)
         if now < self._next_beat:
             return
         self._next_beat = now + BEAT_SECONDS
@@ -115,5 +136,6 @@ class Head:
             s.kv_cached,
             s.prefix_hits,
             s.preemptions,
+            [round(share, 3) for share in self._worker.idle(active, self._waited)],
         )
         self._tell(beat)

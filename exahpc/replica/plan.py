@@ -87,8 +87,9 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
     scores: list[list[Likelihood]] = []
 
 
-FIRST = 4096
-"""Bytes of the first of the one or two messages that carry a plan: nearly all plans need no second."""
+FIRST = 3072
+"""Bytes of the first of the one or two messages that carry a plan: nearly all plans need no second. So few that an
+MPI library sends them at once; a larger message may wait until its sender, by then busy, calls MPI again."""
 _HEADER = 4
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Plan).decode

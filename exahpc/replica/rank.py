@@ -70,7 +70,8 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     torch.set_num_threads(pool.threads_per_rank)
     torch.set_grad_enabled(False)
     grid = Grid(world, pool.tensor_parallel, pool.pipeline_parallel)
-    group.init(grid.tp, device.index if device else None)
+    by_device = device is not None and grid.stages > 1 and pool.link.via == "device"
+    group.init(grid.tp, device.index if device else None, world=world if by_device else None)
     fault(world.rank, "load")
     context, tokens = deployment.model.context, kv_tokens(pool, deployment.model.context)
     weights = staging.prepare(world, local, deployment.model)
@@ -84,7 +85,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
         dtype=getattr(torch, deployment.model.dtype),
         pack=pool.replicas_per_task == 1 if pool.pack is None else pool.pack,
     )
-    worker = Worker(grid, stage, pool.max_sequences, context)
+    worker = Worker(grid, stage, pool.max_sequences, context, pool.link)
     world.Barrier()
     log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
     if mouth is None:

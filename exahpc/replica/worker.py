@@ -1,19 +1,22 @@
 """What every rank does with a plan: keep its tables, run its layers, pass on; the last stage samples.
 
 World rank = stage * tensor_parallel + tensor-parallel rank. Rank 0 is the head; the tensor-parallel rank 0 of the
-last stage is the sampler. Hidden states go from each rank to its equal in the next stage, staged through host
-memory; what was drawn goes from the sampler to the head, for every plan, so that the head cannot run away.
+last stage is the sampler. Hidden states go from each rank to its equal in the next stage over a `link`; what was
+drawn goes from the sampler to the head, for every plan, so that the head cannot run away.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
+from exahpc.deployment.spec import StageLinks
 from exahpc.replica import plan as plans
 from exahpc.replica.engine import choosing
 from exahpc.replica.engine.attention import Step
@@ -21,11 +24,16 @@ from exahpc.replica.engine.group import buffer
 from exahpc.replica.engine.sampler import Sampler
 from exahpc.replica.engine.stage import Stage
 from exahpc.replica.guard import fault
+from exahpc.replica.idle import IdleShares
+from exahpc.replica.link import Message, StageLink, Transfer, connect
 from exahpc.replica.plan import Drawn, Plan, Row
 from exahpc.replica.tables import Tables
 from exahpc.replica.waiting import IDLE_PER_RANK, wait
 
-_HIDDEN, _DRAWN, _LIKELIHOODS, _LOGITS = 1, 2, 3, 4
+_DRAWN, _LIKELIHOODS, _LOGITS, _BUSY = 2, 3, 4, 5
+_TELL_SECONDS = 1.0
+_NO_MORE = -1.0
+_PLAIN = StageLinks()
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Drawn).decode
 
@@ -46,13 +54,19 @@ class Grid:
 class Worker:
     """Runs plans on one rank, in the order in which the head sent them."""
 
-    def __init__(self, grid: Grid, stage: Stage, sequences: int, context: int) -> None:
+    def __init__(self, grid: Grid, stage: Stage, sequences: int, context: int, links: StageLinks = _PLAIN) -> None:
         """sequences: slots; context: most tokens of one sequence."""
         self._grid, self._stage = grid, stage
         self._tables = Tables(sequences, context)
         self._sampler = Sampler(sequences, stage.vocabulary_size)
-        self._sending: deque[tuple[MPI.Request, object]] = deque()  # with what they read
+        self._sending: deque[Transfer] = deque()
+        self._before = self._link(links, -1) if not stage.is_first else None
+        self._after = self._link(links, 1) if not stage.is_last else None
+        self._idle = IdleShares(grid.world.size)
+        self._busy = self._next_tell = 0.0
         self.step = 0
+        if self._after is not None and grid.ranks == 1:  # else the sums of each layer call MPI anyway
+            stage.between = self.progress
 
     # --- plans ----------------------------------------------------------------------------------------------
 
@@ -61,7 +75,7 @@ class Worker:
         if self._grid.world.size > 1:
             for part in plans.encode(plan):
                 if part:
-                    self._sending.append((self._grid.world.Ibcast(part, root=0), part))
+                    self._sending.append(Message(self._grid.world.Ibcast(part, root=0), part))
 
     def receive(self) -> Plan:
         """Other ranks: the next plan."""
@@ -79,20 +93,28 @@ class Worker:
         """This rank's part of one iteration; what was drawn where this rank is the sampler."""
         self.step += 1
         fault(self._grid.world.rank, f"step{self.step}")
-        self._release()
+        begin = time.perf_counter()
+        self.progress()
         stage, grid = self._stage, self._grid
+        x, arrival = self._input(plan)
         if plan.wipe:
             stage.cache.wipe(plan.wipe)
         self._tables.apply(plan)
         step = Step(plan, self._tables, stage.device)
-        hidden = stage.forward(step, self._input(plan, step))
-        if not stage.is_last:
-            self._post(grid.pp, hidden.contiguous().cpu(), grid.stage + 1, _HIDDEN)
+        if arrival is not None:
+            waiting = time.perf_counter()
+            arrival.wait()
+            begin += time.perf_counter() - waiting  # not busy
+        hidden = stage.forward(step, x)
+        if self._after is not None:
+            self._sending.append(self._after.send(hidden.contiguous()))
+            self._tell(begin)
             return None
         for b in plan.begins:
             self._sampler.begin(b.slot, b.sampling, b.seed, b.stream, b.stop_ids, b.ids, b.prompt)
         rows = [row for row in plan.rows if row.lines]
         drawn = self._draw(stage.logits(step, hidden), rows) if rows else Drawn()
+        self._tell(begin)
         if not grid.is_sampler:
             return None
         if not grid.is_head:
@@ -103,21 +125,63 @@ class Worker:
         """Head rank of a pipeline: what the sampler will draw for the plan just run."""
         return Incoming(self._grid, plan.samples)
 
+    def progress(self) -> None:
+        """Let what is being sent go on: some MPI libraries only work while they are called."""
+        while self._sending and self._sending[0].done():
+            self._sending.popleft()
+
+    def hear(self, active: float) -> None:
+        """Head rank: take in how busy the others were. active: seconds with work so far."""
+        world, status = self._grid.world, MPI.Status()
+        while world.size > 1 and world.Iprobe(MPI.ANY_SOURCE, _BUSY, status):
+            self._idle.report(status.source, active, self._told_by(status.source))
+
+    def idle(self, active: float, waited: float) -> list[float]:
+        """Head rank: idle share of each rank. waited: how much of `active` the head only waited."""
+        self._idle.report(0, active, active - waited)
+        return self._idle.shares()
+
     def finish(self) -> None:
         """Complete what is still being sent; call on all ranks before the end."""
+        world = self._grid.world
+        if not self._grid.is_head:
+            self._post(world, torch.tensor([_NO_MORE], dtype=torch.float64), 0, _BUSY)
         while self._sending:
-            wait(self._sending.popleft()[0])
+            self._sending.popleft().wait()
+        for rank in range(1, world.size) if self._grid.is_head else ():
+            while self._told_by(rank) != _NO_MORE:
+                pass
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _input(self, plan: Plan, step: Step) -> torch.Tensor:
+    def _link(self, links: StageLinks, step: int) -> StageLink:
+        """To the stage after (1) or before (-1)."""
+        grid = self._grid
+        by_device = links.via == "device" and dist.get_world_size() == grid.world.size
+        device_peer = grid.world.rank + step * grid.ranks if by_device else None
+        return connect(links, grid.stage + min(step, 0), grid.pp, grid.stage + step, device_peer)
+
+    def _input(self, plan: Plan) -> tuple[torch.Tensor, Transfer | None]:
+        """What the stage works on, and when it is there (None: at once)."""
         stage = self._stage
-        if stage.is_first:
+        if self._before is None:
             ids = [token for row in plan.rows for token in row.ids]
-            return torch.tensor(ids, device=stage.device)
-        x = torch.empty(step.total, stage.hidden, dtype=stage.dtype)
-        wait(self._grid.pp.Irecv(buffer(x), self._grid.stage - 1, _HIDDEN))
-        return x.to(stage.device)
+            return torch.tensor(ids, device=stage.device), None
+        x = torch.empty(plan.tokens, stage.hidden, dtype=stage.dtype, device=stage.device)
+        return x, self._before.receive(x)
+
+    def _tell(self, begin: float) -> None:
+        """Count what was done since `begin`; now and then the head is told."""
+        now = time.perf_counter()
+        self._busy += now - begin
+        if not self._grid.is_head and now >= self._next_tell:
+            self._next_tell = now + _TELL_SECONDS
+            self._post(self._grid.world, torch.tensor([self._busy], dtype=torch.float64), 0, _BUSY)
+
+    def _told_by(self, rank: int) -> float:
+        busy = torch.empty(1, dtype=torch.float64)
+        self._grid.world.Recv(buffer(busy), rank, _BUSY)
+        return float(busy)
 
     def _draw(self, part: torch.Tensor, rows: list[Row]) -> Drawn:
         """Collective over the last stage's ranks: part [lines, my vocabulary slice] -> what the sampler draws."""
@@ -177,11 +241,7 @@ class Worker:
             self._post(self._grid.world, torch.from_numpy(more.copy()), 0, _LIKELIHOODS)
 
     def _post(self, comm: MPI.Intracomm, tensor: torch.Tensor, target: int, tag: int) -> None:
-        self._sending.append((comm.Isend(buffer(tensor), target, tag), tensor))
-
-    def _release(self) -> None:
-        while self._sending and self._sending[0][0].Test():
-            self._sending.popleft()
+        self._sending.append(Message(comm.Isend(buffer(tensor), target, tag), tensor))
 
 
 class Incoming:
@@ -191,6 +251,10 @@ class Incoming:
         self._grid = grid
         self._data = torch.empty(1 + tokens, dtype=torch.int32)
         self._request = grid.world.Irecv(buffer(self._data), grid.sampler, _DRAWN)
+
+    def arrived(self) -> bool:
+        """Whether `get` would not wait."""
+        return bool(self._request.Test())
 
     def get(self) -> Drawn:
         """Wait for it."""

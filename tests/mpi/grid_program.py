@@ -45,7 +45,7 @@ class Script:
         self.most = 0
 
     def poll(self, seconds: float) -> bool:
-        return True
+        return seconds > 0
 
     def receive(self) -> Message | None:
         if self._arrivals and self._arrivals[0][0] <= self._clock:
@@ -77,7 +77,10 @@ def main() -> None:
     tp, pp = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     grid = Grid(MPI.COMM_WORLD, tp, pp)
-    group.init(grid.tp, None)
+    if len(sys.argv) > 4:  # as with accelerators: the whole replica is torch's world, hidden states travel in it
+        group.init(grid.tp, None, world=MPI.COMM_WORLD, backend=sys.argv[4])
+    else:
+        group.init(grid.tp, None)
     results = []
     for case in json.loads(Path(sys.argv[3]).read_text()):
         sequences, context = case["sequences"], case["context"]

@@ -82,6 +82,19 @@ class Step:
         self.logits = self.to_device(np.concatenate(lines) if lines else np.zeros(0, np.int64))
         self.prepared: Any = None
 
+    @classmethod
+    def still(cls, rows: int, width: int, device: torch.device) -> Step:
+        """A decoding step of a fixed size, its tensors to be filled in place; it has no `host_` arrays and lines.
+        For `graphs`."""
+        step = cls.__new__(cls)
+        step.total = step.decoding = rows
+        step.device, step.prepared = device, None
+        step.positions, step.writes = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        step.lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        step.tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        step.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        return step
+
     def to_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
@@ -156,27 +169,37 @@ class _Group:
     tokens: their places in the ragged row; blocks: [rows x kv heads x width] lines of the cache.
     """
 
-    def __init__(self, step: Step, rows: NDArray[np.int64], heads: torch.Tensor) -> None:
+    def __init__(
+        self,
+        tokens: torch.Tensor | slice,
+        new: int,
+        lengths: torch.Tensor,
+        tables: torch.Tensor,
+        heads: torch.Tensor,
+    ) -> None:
+        self.tokens, self.new, self.count = tokens, new, len(lengths)
+        self._lengths, self._length = lengths, tables.shape[1] * BLOCK
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self.blocks = (tables.long()[:, None] * len(heads) + heads[:, None]).reshape(-1)
+
+    @classmethod
+    def of(cls, step: Step, rows: NDArray[np.int64], heads: torch.Tensor) -> _Group:
         first, last = int(rows[0]), int(rows[-1])
         starts, lengths = step.host_starts, step.host_lengths
-        self._step = step
-        self._masks: dict[int | None, torch.Tensor] = {}
-        self.count, self.new = len(rows), int(starts[first + 1] - starts[first])
         width = -(-int(lengths[rows].max()) // BLOCK)
-        self._length = width * BLOCK
         index = step.to_device(rows)
-        self._lengths = step.lengths[index]
-        self.tokens: torch.Tensor | slice = slice(int(starts[first]), int(starts[last + 1]))
-        if last - first + 1 != self.count:
-            self.tokens = step.to_device(starts[rows].astype(np.int64))
-        table = step.tables[index, :width].long()
-        self.blocks = (table[:, None] * len(heads) + heads[:, None]).reshape(-1)
+        tokens: torch.Tensor | slice = slice(int(starts[first]), int(starts[last + 1]))
+        if last - first + 1 != len(rows):
+            tokens = step.to_device(starts[rows].astype(np.int64))
+        new = int(starts[first + 1] - starts[first])
+        return cls(tokens, new, step.lengths[index], step.tables[index, :width], heads)
 
     def seen(self, window: int | None) -> torch.Tensor:
         """[rows, 1, new, length], true where a token sees a position."""
         if window not in self._masks:
-            at = torch.arange(self._length, device=self._step.device)
-            own = self._lengths[:, None] - self.new + torch.arange(self.new, device=self._step.device)
+            device = self._lengths.device
+            at = torch.arange(self._length, device=device)
+            own = self._lengths[:, None] - self.new + torch.arange(self.new, device=device)
             seen = at <= own[..., None]
             if window is not None:
                 seen &= at > own[..., None] - window
@@ -185,15 +208,23 @@ class _Group:
 
 
 class _Groups:
-    def __init__(self, step: Step, kv_heads: int) -> None:
+    def __init__(self, step: Step, kv_heads: int, still: bool = False) -> None:
         heads = torch.arange(kv_heads, device=step.device)
         writes = step.writes[:, None]
         self.writes = ((writes // BLOCK * kv_heads + heads) * BLOCK + writes % BLOCK).reshape(-1)
+        if still:
+            self.all = [_Group(slice(0, step.total), 1, step.lengths, step.tables, heads)]
+            return
         # Rows are padded to the longest of their call, so lengths within a call differ twofold at most.
         sizes = np.frexp(step.host_lengths[: step.decoding].astype(float))[1]
         rows = [np.flatnonzero(sizes == size) for size in np.unique(sizes)]
         rows += [np.array([row]) for row in range(step.decoding, len(step.host_lengths))]
-        self.all = [_Group(step, one, heads) for one in rows]
+        self.all = [_Group.of(step, one, heads) for one in rows]
+
+
+def prepare_still(step: Step, kv_heads: int) -> None:
+    """Prepare a `Step.still` for `gather_attention` from what its tensors hold, by work on the device alone."""
+    step.prepared = _Groups(step, kv_heads, still=True)
 
 
 def _groups(step: Step, kv_heads: int) -> _Groups:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -22,6 +24,7 @@ from exahpc.replica.engine.attention import PagedCache, Step, gather_attention
 from exahpc.replica.engine.checkpoint import Checkpoint
 from exahpc.replica.engine.decoder import Decoder
 from exahpc.replica.engine.generic import Generic
+from exahpc.replica.engine.graphs import Graphs, recorded
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 from exahpc.replica.engine.native.api import Weight
 from exahpc.replica.engine.native.attention import native_attention, usable
@@ -34,7 +37,8 @@ class Stage:
     """`forward` runs the layers, `logits` the output layer. Both need `group.init` first.
 
     vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states; dtype: number
-    format of hidden states and KV cache, see `linear.work_dtype`.
+    format of hidden states and KV cache, see `linear.work_dtype`; between: called before the attention of each
+    layer; graphs: of decoding steps, None where the accelerator has none.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class Stage:
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.vocabulary_size, self.hidden = shape.vocabulary, shape.hidden
         checkpoint = Checkpoint(folder)
-        on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
+        accelerator = deepspeed.accelerator.get_accelerator()
+        on_cpu = accelerator.device_name() == "cpu"
         body = bodies.build(config, family, checkpoint, (first, last), dtype)
         int8 = checkpoint.int8
         body = bodies.split(body, dtype, keep_on_host=on_cpu or int8)  # on processors the parts stay mapped
@@ -71,14 +76,17 @@ class Stage:
         self.cache = PagedCache(
             last - first, blocks, heads[1] - heads[0], shape.head_size, self.dtype, self.device
         )
-        attend = native_attention if usable(shape.head_size, self.cache.k) else gather_attention
+        self._attention = native_attention if usable(shape.head_size, self.cache.k) else gather_attention
+        self.between: Callable[[], None] | None = None
+        by_graph = family.fast and recorded(accelerator, ranks)
+        self.graphs = Graphs(accelerator, self._layers, heads[1] - heads[0]) if by_graph else None
         self._decoder: Decoder | Generic
         if family.fast:
-            self._decoder = Decoder(body, self.dtype, self.is_last, attend)
+            self._decoder = Decoder(body, self.dtype, self.is_last, self._attend)
         else:
             if on_cpu or int8:
                 replace_linears(body, self.dtype)
-            self._decoder = Generic(body, family, heads, self.dtype, attend)
+            self._decoder = Generic(body, family, heads, self.dtype, self._attend)
         self._embed = bodies.part(body, family.embedding)
         self.vocabulary = [self.vocabulary_size * r // ranks for r in range(ranks + 1)]
         if self.is_last:
@@ -91,9 +99,18 @@ class Stage:
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:
         """Token ids [T] (first stage) or hidden states [T, hidden] (later ones) -> hidden states [T, hidden]."""
+        found = self.graphs(step, x) if self.graphs is not None else None
+        return self._layers(step, x) if found is None else found
+
+    def _layers(self, step: Step, x: torch.Tensor) -> torch.Tensor:
         if self.is_first:
             x = self._embed(x).to(self.dtype)
         return self._decoder(step, self.cache, x)
+
+    def _attend(self, *arguments: Any, **more: Any) -> torch.Tensor:
+        if self.between is not None:
+            self.between()
+        return self._attention(*arguments, **more)
 
     @torch.inference_mode()
     def logits(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
