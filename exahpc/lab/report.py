@@ -26,7 +26,7 @@ def write(curve: Curve, folder: Path) -> list[Path]:
 
 
 def row(curve: Curve, one: Level) -> dict[str, Any]:
-    """One level as a flat record: milliseconds, MiB, shares of 0..1."""
+    """One level as a flat record: milliseconds, MiB, shares of 0..1; None where nothing was seen or is known."""
     used = one.kv_tokens
     return {
         "concurrency": one.concurrency,
@@ -37,6 +37,7 @@ def row(curve: Curve, one: Level) -> dict[str, Any]:
         "between_p99_ms": round(one.between.p99 * 1e3, 2),
         "kv_tokens": used,
         "kv_share": None if used is None or not curve.kv_capacity else round(used / curve.kv_capacity, 4),
+        "kv_mib": None if used is None or not curve.kv_bytes else round(used * curve.kv_bytes / MIB, 1),
         "memory_mib": None if one.memory is None else round(one.memory / MIB, 1),
         "running": one.running,
         "waiting": one.waiting,
@@ -81,7 +82,7 @@ def plot(curve: Curve, paths: list[Path]) -> None:
     latency.set_ylabel("ms")
     latency.legend(fontsize="small")
     memory.plot(x, _numbers(rows, "kv_share", 100), "o-", color="tab:purple")
-    memory.set_ylabel(f"KV cache in use, % of {curve.kv_capacity:,} tokens", color="tab:purple")
+    memory.set_ylabel(f"KV cache, % of {curve.kv_capacity:,} tokens", color="tab:purple")
     memory.set_ylim(bottom=0)
     if any(r["memory_mib"] is not None for r in rows):
         right = memory.twinx()
