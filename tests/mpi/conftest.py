@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from mpi_helpers import HERE, KINDS, generate, tiny, wanted
+from mpi_helpers import HERE, KINDS, generate, wanted
+
+from tests.families import tiny
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

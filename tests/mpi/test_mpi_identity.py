@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import KINDS, MODELS, admit, prompts, run, wanted
+from mpi_helpers import KINDS, admit, prompts, run, wanted
 
 from exahpc.deployment.families import FAMILIES
+from tests.families import MODELS
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2))
 FALCON_7B = "falcon-7b"  # one key/value head for all: not split

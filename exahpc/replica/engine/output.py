@@ -23,13 +23,13 @@ def matrix(
 
     embedding: the first stage's, where this stage has it: a tied output layer is that.
     """
-    for head in () if config.tie_word_embeddings else (family.head, "lm_head"):
-        weight, bias = f"{head}.weight", f"{head}.bias"
-        if weight in checkpoint:
-            return checkpoint[weight], (checkpoint[bias] if bias in checkpoint else None)  # noqa: SIM401 - no dict
+    head = next((name for name in (family.head, "lm_head") if f"{name}.weight" in checkpoint), family.head)
+    bias = checkpoint[f"{head}.bias"] if f"{head}.bias" in checkpoint else None  # noqa: SIM401 - no dict
+    if not config.tie_word_embeddings and f"{head}.weight" in checkpoint:
+        return checkpoint[f"{head}.weight"], bias
     if embedding is None:
-        embedding = checkpoint[source(f"{family.embedding}.weight", family, checkpoint, 0)]
-    return embedding, None
+        embedding = checkpoint[source(f"{family.embedding}.weight", family, checkpoint)]
+    return embedding, bias
 
 
 class OutputLayer:
