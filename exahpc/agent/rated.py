@@ -118,6 +118,7 @@ class RatedChoice(Choice):
         if self.job.events is not None:
             return super().take_frame()
         self._told = self.reason is not None
+        self.fresh.clear()
         return Frame(self.job.name, self.job.attempt, self.index, 0, [], 0, b"")  # a sign of life
 
     def answered(self) -> tuple[str, Finish, bytes]:

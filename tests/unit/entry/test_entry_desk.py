@@ -321,6 +321,23 @@ def test_what_an_older_attempt_still_sends_changes_nothing() -> None:
     assert desk.ledger.stale == 5
 
 
+def test_a_sign_of_life_without_ids_is_progress_that_nothing_goes_on_from() -> None:
+    """An answer whose log-probabilities only the agent has begins anew."""
+    desk = Desk(load(TOML), lambda n: 0)
+    desk.table(m.FleetTable(1, 1, [m.AgentRoute("a", 0, 1, "x", [m.Route(0, 1, CAPACITY)])]), 0.0)
+    (agent,) = desk.router.agents.values()
+    desk.link_up(agent, 0.0)
+    record = Record("r1", "chat", b"", stream=False, seed=1, created=1, choices=2, prompt=1, new=9)
+    desk.open(record, 0.0)
+    for now in (6.0, 12.0, 18.0):
+        assert desk.frames(agent, [m.Frame("r1", 1, 1, 0, [], 0, b"")], now) == ([], [])
+        assert (desk.tick(now + 5.0), record.attempt) == ([], 1)
+    actions = desk.failed(agent, m.Failed("r1", 1, 500, "died", retry=True), 20.0)
+    (again,) = [a.message for a in actions if isinstance(a, Tell)]
+    assert isinstance(again, m.Submit)
+    assert (again.attempt, again.resume, again.seed) == (2, [], 1)
+
+
 def test_an_event_outside_the_table_tells_the_requests_story() -> None:
     record = Record("r1", "chat", b"", stream=True, seed=1, created=1, choices=1, prompt=1, new=1)
     record.happen("send", "a/0 slot 0.1")
