@@ -94,7 +94,7 @@ class Sequence:
         """What workers must know before its first row."""
         self.begun = True
         sampling = self.message.sampling
-        counted = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
+        counted = sampling.looks_back
         return Begin(
             self.slot,
             sampling,

@@ -440,6 +440,11 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int = -1
     prompt_logprobs: int = -1
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether drawing depends on the tokens that the sequence holds already: penalties count them."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
 
 class Admit(Message, frozen=True):
     """agent -> replica: one sequence.

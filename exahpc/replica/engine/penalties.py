@@ -15,13 +15,6 @@ from exahpc.wire.messages import Sampling
 Ints = NDArray[np.int64]
 
 
-def wants_ids(sampling: Sampling) -> bool:
-    """Whether `Sampler.begin` needs the tokens of the sequence: only penalties look back."""
-    return (
-        sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-    )
-
-
 class Penalties:
     """The penalties of each slot, and the tokens that they count; width grows with the longest sequence."""
 
@@ -34,9 +27,10 @@ class Penalties:
         self._length = np.zeros(slots, np.int64)
         self._prompt = np.zeros(slots, np.int64)
 
-    def begin(self, slot: int, sampling: Sampling | None, ids: Sequence[int], prompt: int) -> None:
-        self._active[slot] = sampling is not None
-        if sampling is not None:
+    def begin(self, slot: int, sampling: Sampling, ids: Sequence[int], prompt: int) -> None:
+        """ids: tokens of the sequence so far, of which the first `prompt` are not generated."""
+        self._active[slot] = sampling.looks_back
+        if sampling.looks_back:
             self._repetition[slot] = sampling.repetition_penalty
             self._presence[slot] = sampling.presence_penalty
             self._frequency[slot] = sampling.frequency_penalty

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from exahpc.replica.engine import choosing
-from exahpc.replica.engine.penalties import Penalties, wants_ids
+from exahpc.replica.engine.penalties import Penalties
 from exahpc.replica.engine.philox import uniform
 from exahpc.wire.messages import Likelihood, Sampling
 
@@ -69,12 +69,11 @@ class Sampler:
         prompt: int = 0,
     ) -> None:
         """A sequence takes `slot`. ids: its tokens so far, of which the first `prompt` are not generated ones;
-        only `wants_ids` needs them."""
+        only `Sampling.looks_back` needs them."""
         s = sampling
-        penalized = wants_ids(s)
         inside = [token for token in stop_ids if 0 <= token < self._vocabulary]
         self._plain[slot] = (
-            s.temperature == 0.0 and s.logprobs < 0 and not penalized and not s.logit_bias and not s.min_new
+            s.temperature == 0.0 and s.logprobs < 0 and not s.looks_back and not s.logit_bias and not s.min_new
         )
         self._temperature[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_p, s.min_p
         self._top_k[slot], self._min_new[slot] = s.top_k, s.min_new if inside else 0
@@ -85,7 +84,7 @@ class Sampler:
         if s.logit_bias:
             bias = [(token, value) for token, value in s.logit_bias if 0 <= token < self._vocabulary]
             self._bias[slot] = np.array([t for t, _ in bias], np.int64), np.array([v for _, v in bias], np.float32)
-        self._penalties.begin(slot, s if penalized else None, ids, prompt)
+        self._penalties.begin(slot, s, ids, prompt)
 
     def plain(self, slots: Sequence[int] | Ints) -> bool:
         """Whether the likeliest tokens are all that these slots want."""
