@@ -80,7 +80,6 @@ def spine(nodes: DevCluster) -> Iterator[Live]:
         for node in nodes.nodes:
             assert not nodes.exec(node, "ls", "/dev/shm").strip(), f"down leaves /dev/shm of {node} empty"
     finally:
-        nodes.clear()
         shutil.rmtree(home, ignore_errors=True)
 
 
