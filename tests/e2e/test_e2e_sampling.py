@@ -45,6 +45,7 @@ def encode(folder: Path, text: str) -> list[int]:
     return found
 
 
+@pytest.mark.case("B15")
 def test_echo_gives_the_likelihoods_of_hugging_face(local: Live, tiny: Path) -> None:
     """As lm-evaluation-harness asks for them: token ids, one or no new token, one alternative."""
     texts = ["The quick brown fox", "Zwölf Boxkämpfer, " * 20, "x"]
@@ -161,6 +162,7 @@ def test_stop_tokens_end_an_answer_and_min_tokens_hold_them_back(local: Live) ->
     assert ignoring.text == ""
 
 
+@pytest.mark.case("B34")
 def test_a_seed_draws_the_same_with_every_parameter_on_every_replica(local: Live) -> None:
     fields: dict[str, Any] = {
         "temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.5, "seed": 9,

@@ -53,6 +53,7 @@ def drawn(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Likelihoods:
     return of
 
 
+@pytest.mark.case("B34")
 @pytest.mark.parametrize("grid", GRIDS[1:], ids=lambda g: f"{g[0]}x{g[1]}")
 def test_every_grid_draws_the_same_tokens_with_the_same_likelihoods(
     grid: tuple[int, int], drawn: Likelihoods

@@ -56,6 +56,7 @@ def test_a_whole_answer_lists_every_token_in_the_form_of_its_endpoint() -> None:
     }
 
 
+@pytest.mark.case("B23")
 def test_a_token_that_is_part_of_a_character_leaves_with_the_character() -> None:
     made = relay()
     made.submit(P, submit(stream=True, logprobs=0), 0)
@@ -84,6 +85,7 @@ def test_tokens_of_a_stop_string_are_not_in_the_answer() -> None:
     assert done.completion_tokens == len("x</</s>")
 
 
+@pytest.mark.case("B25", "B28")
 def test_what_may_begin_a_stop_string_waits_with_its_tokens_and_is_made_again_elsewhere() -> None:
     made = relay()
     made.submit(P, submit(stream=True, stop=["bc"], logprobs=0), 0)
