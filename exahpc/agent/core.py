@@ -152,6 +152,7 @@ class AgentCore:
                     slot.moved(now, 0)
                 slot.running, slot.waiting, slot.kv_free = event.running, event.waiting, event.kv_free
                 slot.steps, slot.idle = event.steps, event.idle
+                slot.prefix_hits, slot.preemptions = event.prefix_hits, event.preemptions
                 return []
             case Ended():
                 return self._ended(slot, event, now)

@@ -81,6 +81,8 @@ class Beat:
     kv_free: int
     steps: int
     idle: tuple[float, ...] = ()
+    prefix_hits: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

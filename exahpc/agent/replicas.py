@@ -90,6 +90,8 @@ class Replica:
                         message.kv_free,
                         message.steps,
                         tuple(message.idle),
+                        message.prefix_hits,
+                        message.preemptions,
                     )
                 )
             case NoRoom():

@@ -71,6 +71,8 @@ class Slot:
     running: int = 0
     waiting: int = 0
     kv_free: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
     steps: int = 0
     rate: float = 0.0
     idle: tuple[float, ...] = ()
@@ -137,7 +139,7 @@ class Slot:
         """Forget what belonged to the last step."""
         self.known = self.serving = self.killed = self.probing = self.busy = False
         self.deadline = self.unlinked = None
-        self.running = self.waiting = self.kv_free = self.steps = 0
+        self.running = self.waiting = self.kv_free = self.steps = self.prefix_hits = self.preemptions = 0
         self.rate, self.idle = 0.0, ()
 
     def state(self, now: float) -> ReplicaState:
@@ -154,4 +156,6 @@ class Slot:
             restarts=self.restarts,
             story=self.story,
             idle=list(self.idle),
+            prefix_hits=self.prefix_hits,
+            preemptions=self.preemptions,
         )

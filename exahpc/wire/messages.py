@@ -147,7 +147,8 @@ ReplicaPhase = Literal["down", "launching", "loading", "canary", "ready", "drain
 
 
 class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
-    """One replica as its agent sees it. Ages in seconds, rates in tokens per second; idle: see ReplicaBeat."""
+    """One replica as its agent sees it. Ages in seconds, rates in tokens per second; idle, prefix_hits and
+    preemptions: see ReplicaBeat."""
 
     slot: int
     incarnation: int
@@ -162,6 +163,8 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     story: str = ""
     """Last event worth telling a user: exit code, signal, last line of the traceback."""
     idle: list[float] = []
+    prefix_hits: int = 0
+    preemptions: int = 0
 
 
 class AgentHello(Message, frozen=True):
