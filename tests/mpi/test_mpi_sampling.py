@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import admit, prompts, run, tiny
+from mpi_helpers import admit, prompts, run
+
+from tests.families import tiny
 
 GRIDS = ((1, 1), (2, 1), (1, 2))
 GREEDY = {"logprobs": 3, "prompt_logprobs": 2}
