@@ -27,8 +27,11 @@ WARM = 2
 _started = False
 
 
-def start(threads: int = 1) -> None:
-    """Once for each process, before torch is used: threads, no gradients, DeepSpeed's world of one rank."""
+def start(threads: int = 1, device: int | None = None) -> None:
+    """Once for each process, before torch is used: threads, no gradients, DeepSpeed's world of one rank.
+
+    device: of an accelerator; DS_ACCELERATOR must then name its kind before this module is imported.
+    """
     global _started
     if _started:
         return
@@ -40,7 +43,7 @@ def start(threads: int = 1) -> None:
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    group.init(MPI.COMM_SELF, None)
+    group.init(MPI.COMM_SELF, device)
     _started = True
 
 
