@@ -51,7 +51,7 @@ def powers(sequences: int) -> list[int]:
     "--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Measured at each level."
 )
 @click.option(
-    "--warm", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds before that, not counted."
+    "--warm", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds before that, at least."
 )
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each prompt.")
 @click.option("--new", type=click.IntRange(1), default=64, show_default=True, help="Mean tokens of each answer.")
@@ -106,18 +106,20 @@ def _tell(level: Level) -> None:
 
 def _table(found: Curve) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("at once", "tokens/s", "first token P50", "P99", "between P50", "P99", "KV cache", "memory", ""):
-        table.add_column(title, justify="right" if title else "left")
+    for title in ("at once", "tokens/s", "first P50", "P99", "next P50", "P99", "KV", "memory", ""):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for level in found.levels:
         cells = report.row(found, level)
+        times = [(s.count, t) for s in (level.first_token, level.between) for t in (s.p50, s.p99)]
         table.add_row(
             str(level.concurrency),
             f"{level.tokens_per_second:.1f}",
-            *(f"{1e3 * s:.0f} ms" for t in (level.first_token, level.between) for s in (t.p50, t.p99)),
-            "" if cells["kv_share"] is None else f"{cells['kv_share']:.0%}",
-            "" if level.memory is None else memory(level.memory),
+            *(f"{1e3 * t:,.0f}" if count else "-" for count, t in times),
+            "-" if cells["kv_share"] is None else f"{cells['kv_share']:.0%}",
+            "-" if level.memory is None else memory(level.memory),
             "[red]<- knee[/red]" if cells["knee"] else f"{level.refused} refused" if level.refused else "",
         )
+    table.caption = "first, next: ms to the first token, and from one piece of text to the next"
     if found.knee is None and len(found.levels) > 2:
-        table.caption = "no knee yet: throughput still grows with each level"
+        table.caption += "; no knee yet: throughput still grows with each level"
     return table

@@ -27,6 +27,8 @@ from exahpc.wire.messages import StatusReply
 
 _LOOK = 0.5
 """Seconds between two looks at the deployment."""
+_STEADY = 120.0
+"""Most seconds to wait until each client that can be served at once has got its first token."""
 _CALM = 15.0
 """Most seconds to wait after a level until the replicas are idle again."""
 
@@ -103,9 +105,14 @@ class Measure:
     async def _level(self, concurrency: int, shape: Shape, seconds: float, warm: float) -> Level:
         load = Load(self._target, shape, concurrency, time.monotonic)
         task = asyncio.create_task(load.run())
-        begin = time.monotonic() + warm
-        end, samples = begin + seconds, list[Sample]()
-        while (left := end - time.monotonic()) > 0 and not task.done():
+        await asyncio.wait({task}, timeout=warm)
+        # All clients asked in the same moment: until their prompts are through, it is not yet how it goes on.
+        patience = time.monotonic() + _STEADY
+        fit = min(concurrency, self.sequences)
+        while len(load.served) < fit and not task.done() and time.monotonic() < patience:
+            await asyncio.wait({task}, timeout=_LOOK / 5)
+        begin, samples = time.monotonic(), list[Sample]()
+        while (left := begin + seconds - time.monotonic()) > 0 and not task.done():
             with contextlib.suppress(LinkError):  # a broker that restarts: one look less
                 samples.append(await asyncio.to_thread(self._look))
             await asyncio.wait({task}, timeout=min(_LOOK, max(0.0, left)))

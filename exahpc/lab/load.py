@@ -42,12 +42,16 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """`concurrency` clients until `run` is cancelled. streams grows as answers end."""
+    """`concurrency` clients until `run` is cancelled.
+
+    streams: grows as answers end; refused: when requests were; served: clients that have got some text.
+    """
 
     def __init__(self, target: Target, shape: Shape, concurrency: int, clock: Callable[[], float]) -> None:
         self._target, self._shape, self._concurrency, self._clock = target, shape, concurrency, clock
         self.streams: list[Stream] = []
         self.refused: list[float] = []
+        self.served: set[int] = set()
 
     async def run(self) -> None:
         """Raises ExahpcError when a request is answered with an error, LinkError when an answer breaks off."""
@@ -64,13 +68,14 @@ class Load:
                 asyncio.TaskGroup() as group,
             ):
                 for number in range(self._concurrency):
-                    group.create_task(self._client(client, random.Random(f"{self._concurrency} {number}")))
+                    group.create_task(self._client(client, number))
         except ExceptionGroup as several:  # the first one ended the others
             raise several.exceptions[0] from None
 
-    async def _client(self, client: httpx.AsyncClient, dice: random.Random) -> None:
+    async def _client(self, client: httpx.AsyncClient, number: int) -> None:
+        dice = random.Random(f"{self._concurrency} {number}")
         while True:
-            if not await self._ask(client, self._body(dice)):
+            if not await self._ask(client, number, self._body(dice)):
                 await asyncio.sleep(_PAUSE)
 
     def _body(self, dice: random.Random) -> dict[str, Any]:
@@ -85,7 +90,7 @@ class Load:
             "stream_options": {"include_usage": True},
         }
 
-    async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> bool:
+    async def _ask(self, client: httpx.AsyncClient, number: int, body: dict[str, Any]) -> bool:
         """One request; False when it was refused. What was seen of it is kept even if this is cancelled."""
         start, arrivals, tokens = self._clock(), list[float](), 0
         try:
@@ -101,6 +106,7 @@ class Load:
                         continue
                     if any(choice.get("text") for choice in found["choices"]):
                         arrivals.append(self._clock())
+                        self.served.add(number)
                     elif found.get("usage"):
                         tokens = int(found["usage"]["completion_tokens"])
         except httpx.HTTPError as error:
