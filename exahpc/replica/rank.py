@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CPU_BUDGET, DEVICE_BUDGET = 128, 2048
 """Tokens of one plan: what a processor (an accelerator) does without holding up decoding for long."""
+QUEUE = 8
+"""Sequences that may wait for each that may run: the agent sends no more than run, so this is only a bound."""
 
 
 def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path) -> None:
     """Be one rank of a replica until the agent says stop."""
+    gc.disable()  # importing makes a million objects that stay: looking through them again and again finds nothing
     deployment = load(Folder(folder).toml)
     pool = deployment.pool_named(pool_name)
     config = json.loads((Path(deployment.model.path) / "config.json").read_text())
@@ -86,6 +90,9 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
         pack=pool.replicas_per_task == 1 if pool.pack is None else pool.pack,
     )
     worker = Worker(grid, stage, pool.max_sequences, context, pool.link)
+    gc.collect()
+    gc.freeze()  # else a look through all of them holds up decoding by a quarter second every now and then
+    gc.enable()
     world.Barrier()
     log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
     if mouth is None:
@@ -98,6 +105,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
             budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
             lanes=grid.stages,
             vocabulary=stage.vocabulary_size,
+            queue=QUEUE * pool.max_sequences,
         )
         hello = ReplicaHello(pool_name, slot, incarnation, pool.max_sequences, tokens, context, _step_id())
         Head(mouth, Scheduler(limits), worker, hello, pipelined=grid.stages > 1).run()
