@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpi_helpers import admit, generate, prompts, run, tiny
+from mpi_helpers import admit, generate, prompts, run
 from safetensors.torch import load_file, save_file
 
 from exahpc.models.checkpoint import SCALE, Wanted
 from exahpc.models.prepared import prepare
+from tests.families import tiny
 
 MODELS = ("llama", "qwen2", "mixtral")
 """The fast decoder without and with biases and a tied table; Hugging Face's forward, with experts."""

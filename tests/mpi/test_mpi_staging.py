@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, ranks, tiny
+from mpi_helpers import HERE, ranks
+
+from tests.families import tiny
 
 Found = list[dict[str, Any]]
 
