@@ -23,6 +23,7 @@ constexpr int TALL = 4, WIDE = 3;
 #endif
 constexpr int STRIP = 8;       // weight rows of one task: stay in L1 while all input rows pass
 constexpr long DEPTH = 1024;   // columns of one pass: a strip and WIDE input rows fit L1; sums of passes are added
+constexpr long MANY = 12;      // input rows from which on it pays to unpack weights
 constexpr long ROWS = 48;      // input rows of one pass: stay in L2 while all weights pass
 
 typedef float F __attribute__((vector_size(L * 4)));
@@ -59,14 +60,7 @@ struct BFloat16 {  // the upper half of a float32: two neighbours in one 32-bit 
     static constexpr bool SPLIT = true;
     template <int H> static F get(const T* p) {
         I pair = load<I>(p);
-        if (!H) return (F)(pair << 16);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-        static const I upper = (I){} + (int32_t)0xffff0000;  // from memory: tiles need all 16 registers
-        asm("vpand %1, %0, %0" : "+x"(pair) : "m"(upper));
-        return (F)pair;
-#else
-        return (F)(pair & (int32_t)0xffff0000);
-#endif
+        return (F)(H ? pair & (int32_t)0xffff0000 : pair << 16);
     }
 };
 struct Float16 {
@@ -177,39 +171,35 @@ template <class W, int R> struct Rows {
     typedef typename W::T T;
     const T* at[R];
     typename W::T tail[R][2 * L];  // the last columns, with zeros: never read past a row, the mapping may end there
-    long whole;
-    Rows(const T* w, long ldw, long rows, long columns) : tail{}, whole(columns / (2 * L) * (2 * L)) {
-        for (int r = 0; r < R; r++) at[r] = w + (r < rows ? r : rows - 1) * ldw;
-        if (whole < columns)
-            for (int r = 0; r < R; r++) memcpy(tail[r], at[r] + whole, (columns - whole) * sizeof(T));
+    long whole, rest;
+    Rows(const T* w, long ldw, long rows, long columns) : whole(columns / (2 * L) * (2 * L)), rest(columns - whole) {
+        for (int r = 0; r < R; r++) {
+            at[r] = w + (r < rows ? r : rows - 1) * ldw;
+            if (rest) memcpy(memset(tail[r], 0, sizeof tail[r]), at[r] + whole, rest * sizeof(T));
+        }
     }
     template <int H> F get(int r, long i) const { return W::template get<H>(at[r] + i); }
-    template <int H> F last(int r, long) const { return W::template get<H>(tail[r]); }
-    void ahead(long i, long distance) const {
+    template <int H> F last(int r) const { return W::template get<H>(tail[r]); }
+    void prefetch(long i) const {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i + distance);
+        for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i);
     }
 };
 
-// The same, made float32 once for many input rows: one stream in the order in which it is read.
-template <int R> struct Panel {
-    const float* data;
-    template <int H> F get(int r, long i) const { return load<F>(data + (i + H * L) * R + r * L); }
-    template <class W> static void unpack(const Rows<W, R>& rows, long columns, long distance, float* to) {
-        for (long i = 0; i < rows.whole; i += 2 * L) {
-            rows.ahead(i, distance);
+// The same rows, made float32 once for many input rows: one stream, in the order in which it is read.
+template <class W, int R> static void unpack(const Rows<W, R>& rows, long ahead, float* to) {
+    for (long i = 0; i < rows.whole; i += 2 * L, to += 2 * L * R) {
+        rows.prefetch(i + ahead);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) store(to + i * R + r * L, rows.template get<0>(r, i));
+        for (int r = 0; r < R; r++) store(to + r * L, rows.template get<0>(r, i));
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) store(to + (i + L) * R + r * L, rows.template get<1>(r, i));
-        }
-        if (rows.whole < columns)
-            for (int r = 0; r < R; r++) {
-                store(to + rows.whole * R + r * L, rows.template last<0>(r, 0));
-                store(to + (rows.whole + L) * R + r * L, rows.template last<1>(r, 0));
-            }
+        for (int r = 0; r < R; r++) store(to + (R + r) * L, rows.template get<1>(r, i));
     }
-};
+    for (int r = 0; rows.rest && r < R; r++) {
+        store(to + r * L, rows.template last<0>(r));
+        store(to + (R + r) * L, rows.template last<1>(r));
+    }
+}
 
 // acc[c][r] += w[r] . x[c], one half step. One accumulator for each pair: its order of sums is always the same.
 template <int R, int C, class Get>
@@ -243,16 +233,16 @@ template <int R, int C> static inline void finish(F (&acc)[C][R], float* out, bo
 
 // out[c][r] (+)= w[r] . x[c], weights read where they lie: for few input rows, where memory is what takes the time.
 template <class W, int R, int C>
-static void direct(const Rows<W, R>& w, const float* x, long ldx, long columns, long distance, float* out, bool add) {
+static void direct(const Rows<W, R>& w, const float* x, long ldx, long ahead, float* out, bool add) {
     F acc[C][R] = {};
     for (long i = 0; i < w.whole; i += 2 * L) {
-        w.ahead(i, distance);
+        if (ahead) w.prefetch(i + ahead);
         half<R, C>(acc, x + i, ldx, [&](int r) { return w.template get<0>(r, i); });
         half<R, C>(acc, x + i + L, ldx, [&](int r) { return w.template get<1>(r, i); });
     }
-    if (w.whole < columns) {
-        half<R, C>(acc, x + w.whole, ldx, [&](int r) { return w.template last<0>(r, 0); });
-        half<R, C>(acc, x + w.whole + L, ldx, [&](int r) { return w.template last<1>(r, 0); });
+    if (w.rest) {
+        half<R, C>(acc, x + w.whole, ldx, [&](int r) { return w.template last<0>(r); });
+        half<R, C>(acc, x + w.whole + L, ldx, [&](int r) { return w.template last<1>(r); });
     }
     finish<R, C>(acc, out, add);
 }
@@ -281,48 +271,52 @@ static inline void full_tile(const float* w, const float* x, long ldx, long colu
 #define FULL_TILE
 #endif
 
-// The same from a panel: for many input rows, where arithmetic is.
-template <int R, int C> static void paneled(Panel<R> w, const float* x, long ldx, long columns, float* out, bool add) {
+// The same from unpacked rows: for many input rows, where arithmetic is.
+template <int R, int C>
+static void paneled(const float* w, const float* x, long ldx, long columns, float* out, bool add) {
     F acc[C][R] = {};
 #if defined(FULL_TILE)
-    if constexpr (R == 4 && C == 3) {
-        full_tile(w.data, x, ldx, columns, acc);
-        return finish<R, C>(acc, out, add);
-    }
+    if constexpr (R == 4 && C == 3)
+        full_tile(w, x, ldx, columns, acc);
+    else
 #endif
-    for (long i = 0; i < columns; i += 2 * L) {
-        half<R, C>(acc, x + i, ldx, [&](int r) { return w.template get<0>(r, i); });
-        half<R, C>(acc, x + i + L, ldx, [&](int r) { return w.template get<1>(r, i); });
-    }
+        for (long i = 0; i < columns; i += 2 * L, w += 2 * L * R) {
+            half<R, C>(acc, x + i, ldx, [&](int r) { return load<F>(w + r * L); });
+            half<R, C>(acc, x + i + L, ldx, [&](int r) { return load<F>(w + (R + r) * L); });
+        }
     finish<R, C>(acc, out, add);
 }
 
 // out[m][STRIP] = rows [at, at + n) of `a` times x[m][padded columns].
 template <class W> static void strip(const Matrix& a, long at, long n, const float* x, long ldx, long m, float* out) {
-    alignas(64) float room[TALL * DEPTH + 2 * L * TALL];
+    alignas(64) float room[STRIP / TALL][(DEPTH + 2 * L) * TALL];
     for (long k = 0; k < a.columns; k += DEPTH) {
-        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH, distance = STRIP * a.stride;
+        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH, ahead = STRIP * a.stride;
         auto w = (const typename W::T*)a.data + at * a.stride + k;
+        const float* in = x + k;
         if (m == 1) {  // more weight rows at once: enough accumulators to hide the latency of sums
-            direct<W, STRIP, 1>(Rows<W, STRIP>(w, a.stride, n, columns), x + k, ldx, columns, distance, out, k > 0);
+            direct<W, STRIP, 1>(Rows<W, STRIP>(w, a.stride, n, columns), in, ldx, ahead, out, k > 0);
             continue;
         }
         for (long r = 0; r < n; r += TALL) {
             Rows<W, TALL> rows(w + r * a.stride, a.stride, n - r, columns);
-            if (m == 2) {
-                direct<W, TALL, 2>(rows, x + k, ldx, columns, distance, out + r, k > 0);
+            if (m >= MANY) {
+                unpack(rows, ahead, room[r / TALL]);
                 continue;
             }
-            Panel<TALL> panel = {room};
-            Panel<TALL>::unpack(rows, columns, distance, room);
             long c = 0;
-            auto take = [&](auto wide) {
-                paneled<TALL, wide()>(panel, x + c * ldx + k, ldx, columns, out + c * STRIP + r, k > 0);
+            for (; c + 2 <= m; c += 2)
+                direct<W, TALL, 2>(rows, in + c * ldx, ldx, c ? 0 : ahead, out + c * STRIP + r, k > 0);
+            if (c < m) direct<W, TALL, 1>(rows, in + c * ldx, ldx, 0, out + c * STRIP + r, k > 0);
+        }
+        for (long c = m >= MANY ? 0 : m; c < m;) {
+            auto tiles = [&](auto wide) {
+                for (long r = 0; r < n; r += TALL)
+                    paneled<TALL, wide()>(room[r / TALL], in + c * ldx, ldx, columns, out + c * STRIP + r, k > 0);
                 c += wide();
             };
-            while (m - c >= WIDE && m - c != WIDE + 1) take(std::integral_constant<int, WIDE>());
-            while (m - c >= 2) take(std::integral_constant<int, 2>());
-            while (m > c) take(std::integral_constant<int, 1>());
+            if (m - c >= WIDE && m - c != WIDE + 1) tiles(std::integral_constant<int, WIDE>());
+            else tiles(std::integral_constant<int, 2>());
         }
     }
 }
@@ -358,21 +352,36 @@ static inline float root_mean_square(const float* x, long n, float epsilon) {  /
     return 1.f / sqrtf(sum(squares) / n + epsilon);
 }
 
+// Even, then odd elements of two vectors.
+static inline void deal(F& a, F& b) {
+#if defined(__AVX512F__)
+    F even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+    F even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+    b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
+    a = even;
+}
+
 // One input row, normalized if asked, padded with zeros to whole steps, in the order in which the format is read.
 static void prepare(const float* x, long n, const Norm& norm, bool split, float* to) {
     float factor = norm.weight ? root_mean_square(x, n, norm.epsilon) : 1.f;
     for (long i = 0; i < n; i += 2 * L) {
-        long left = n - i < 2 * L ? n - i : 2 * L;
-        float part[2 * L] = {}, by[2 * L];
-        memcpy(part, x + i, left * sizeof(float));
+        float part[2 * L] = {}, by[2 * L] = {};
+        const float *in = x + i, *weight = norm.weight + i;
+        if (n - i < 2 * L) {
+            in = (float*)memcpy(part, in, (n - i) * sizeof(float));
+            if (norm.weight) weight = (float*)memcpy(by, weight, (n - i) * sizeof(float));
+        }
+        F a = load<F>(in), b = load<F>(in + L);
         if (norm.weight) {
-            memcpy(by, norm.weight + i, left * sizeof(float));
-            for (int j = 0; j < 2 * L; j++) part[j] = j < left ? part[j] * factor * by[j] : 0.f;
+            a = a * factor * load<F>(weight);
+            b = b * factor * load<F>(weight + L);
         }
-        for (int j = 0; j < L; j++) {
-            to[i + j] = split ? part[2 * j] : part[j];
-            to[i + L + j] = split ? part[2 * j + 1] : part[L + j];
-        }
+        if (split) deal(a, b);
+        store(to + i, a);
+        store(to + i + L, b);
     }
 }
 
