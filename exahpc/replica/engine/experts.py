@@ -45,11 +45,16 @@ class Experts(nn.ModuleList):
 class _Expert(nn.Module):
     def __init__(self, hidden: int, inner: int, activate: Any) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
+        self.gate_proj = _Matrix(hidden, inner, bias=False)
+        self.up_proj = _Matrix(hidden, inner, bias=False)
+        self.down_proj = _Matrix(inner, hidden, bias=False)
         self.act_fn = activate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
         return result
+
+
+class _Matrix(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: a model has ten thousand of these, and they are filled from the checkpoint."""
