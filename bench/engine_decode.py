@@ -1,6 +1,6 @@
 """Decode tokens/s of one replica rank against other engines: one core, interleaved rounds in one run.
 
-    python bench/engine_decode.py [--model FOLDER] [--batches 1,8,32] [--rounds 3] [--new 48] [--smoke]
+    python bench/engine_decode.py [--model FOLDER] [--batches 1,8,32] [--rounds 3] [--new 24] [--smoke]
 
 All sides: same checkpoint, one thread on the same core, prompts of 32 random tokens, greedy, no end token. Prefill
 and the first steps do not count. A round runs one side after the other on the same prompts. What the sides are:
@@ -28,7 +28,7 @@ PROMPT, CONTEXT = 32, 512
 @click.option("--model", type=click.Path(exists=True, path_type=Path), default=place.cache() / "smollm2")
 @click.option("--batches", default="1,8,32", show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--new", default=48, show_default=True, help="Tokens of each sequence.")
+@click.option("--new", default=24, show_default=True, help="Tokens of each sequence.")
 @click.option("--core", default=1, show_default=True, help="The core that all sides share.")
 @click.option("--sides", help="Only sides whose name contains one of these, by commas.")
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
