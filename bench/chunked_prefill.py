@@ -1,11 +1,11 @@
 """What a long prompt does to the sequences that are generating when it arrives.
 
-    python bench/chunked_prefill.py [--model FOLDER] [--budgets 48,64,128] [--rounds 3] [--smoke]
+    python bench/chunked_prefill.py [--model FOLDER] [--chunks 16,64,128] [--rounds 3] [--smoke]
 
 16 sequences generate. Then a prompt of 4,000 tokens arrives. Counted are the times between two tokens of each
 sequence, from the arrival to the prompt's first token and in at least 100 iterations, and without the prompt in as
-many. Sides: the budget (tokens of one iteration, decoding ones included) that ranks on processors use, others, and
-`unchunked`, which computes a prompt in one go. About 10 minutes. Writes bench/results/chunked-prefill.json.
+many. Sides: the prompt tokens of one iteration that ranks on processors use, others (--chunks), and `unchunked`,
+which computes a prompt in one go. About 10 minutes. Writes bench/results/chunked-prefill.json.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import common
 import engine
 
 from exahpc.launch import place
-from exahpc.replica.rank import CPU_BUDGET
+from exahpc.replica.rank import CPU_CHUNK
 
 DECODING, LONG, LEAST, WARM = 16, 4000, 100, 4
 OURS, QUIET, WHOLE = "exahpc", "no prompt", "unchunked"
 
 
-def gaps(rank: engine.Engine, budget: int, seed: int, long: int, steps: int) -> tuple[list[float], float]:
+def gaps(rank: engine.Engine, chunk: int, seed: int, long: int, steps: int) -> tuple[list[float], float]:
     """Seconds between tokens, and from the arrival of a prompt of `long` tokens (0: none) to its first token."""
-    rank.clear(budget=budget)
+    rank.clear(budget=chunk + 2 * DECODING, chunk=chunk)
     for ids in engine.prompts(DECODING, 32, seed):
         rank.add(ids, 900)
     started: set[int] = set()
@@ -55,29 +55,29 @@ def gaps(rank: engine.Engine, budget: int, seed: int, long: int, steps: int) -> 
 
 @click.command()
 @click.option("--model", type=click.Path(exists=True, path_type=Path), default=place.cache() / "smollm2")
-@click.option("--budgets", default="", help="Further budgets to show, by commas.")
+@click.option("--chunks", default="", help="Further sizes to show, by commas.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--long", default=LONG, show_default=True)
 @click.option("--core", default=1, show_default=True)
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
-def main(model: Path, budgets: str, rounds: int, long: int, core: int, smoke: bool) -> None:
+def main(model: Path, chunks: str, rounds: int, long: int, core: int, smoke: bool) -> None:
     """Time between tokens while a long prompt is computed."""
     os.sched_setaffinity(0, {core})
     engine.start()
     rank = engine.Engine(model, sequences=DECODING + 1, context=max(long, 1000) + 100)
-    sides = {QUIET: (CPU_BUDGET, 0), OURS: (CPU_BUDGET, long), WHOLE: (long + 2 * DECODING, long)}
-    sides |= {f"budget {b}": (int(b), long) for b in budgets.split(",") if b}
+    sides = {QUIET: (CPU_CHUNK, 0), OURS: (CPU_CHUNK, long), WHOLE: (long, long)}
+    sides |= {f"chunk {n}": (int(n), long) for n in chunks.split(",") if n}
     runs: list[dict[str, Any]] = []
     case = f"{DECODING} sequences, prompt of {long}"
     for number in range(rounds):
-        for side, (budget, prompt) in sides.items():
-            found, first = gaps(rank, budget, 10 * number, prompt, LEAST)
+        for side, (chunk, prompt) in sides.items():
+            found, first = gaps(rank, chunk, 10 * number, prompt, LEAST)
             found.sort()
             runs.append(
                 {
                     "side": side,
                     "case": case,
-                    "budget": budget,
+                    "chunk": chunk,
                     "p99_ms": found[min(len(found) - 1, int(0.99 * len(found)))] * 1e3,
                     "median_ms": statistics.median(found) * 1e3,
                     "longest_ms": found[-1] * 1e3,
@@ -90,7 +90,7 @@ def main(model: Path, budgets: str, rounds: int, long: int, core: int, smoke: bo
     for side in sides:
         if side != QUIET:
             row = common.compare(runs, side, QUIET, {case: "p99_ms"})[case]
-            comparison[f"{case}, {side}, budget {sides[side][0]}"] = row
+            comparison[f"{case}, {side}, {sides[side][0]} tokens at once"] = row
     if smoke:
         click.echo(comparison)
         return

@@ -69,9 +69,7 @@ class Engine:
         context: int = 512,
         chunk: int = CHUNK,
         dtype: str = "bfloat16",
-        pack: bool = False,
     ) -> None:
-        """pack: a private copy of the weights in the processor's layout, instead of the shared file."""
         import torch
         from mpi4py import MPI
 
@@ -87,24 +85,24 @@ class Engine:
             ranks=1,
             blocks=sequences * blocks_of(context),
             dtype=getattr(torch, dtype),
-            pack=pack,
         )
         self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, context)
         self._limits = (sequences, context, sequences + chunk)
         self.clear()
 
-    def clear(self, *, budget: int | None = None, prefix: bool = True) -> None:
+    def clear(self, *, budget: int | None = None, **limits: Any) -> None:
         """Forget all sequences, and all that was kept of their prefixes.
 
-        budget: tokens of one iteration from now on, decoding ones included; prefix: whether prompts share.
+        budget: tokens of one iteration from now on, decoding ones included; limits: more fields of `Limits`.
         """
         from exahpc.replica.batching import Limits, Scheduler
         from exahpc.replica.blocks import blocks_of
 
         sequences, context, usual = self._limits
         blocks = sequences * blocks_of(context)
-        limits = Limits(sequences, blocks, context, budget or usual, 1, self.stage.vocabulary_size, prefix=prefix)
-        self._scheduler, self._next = Scheduler(limits), 0
+        vocabulary = self.stage.vocabulary_size
+        bounds = Limits(sequences, blocks, context, budget or usual, 1, vocabulary, **limits)
+        self._scheduler, self._next = Scheduler(bounds), 0
 
     def add(self, ids: Sequence[int], new: int, *, batch: bool = False, score: bool = False) -> int:
         """Greedy, without stop ids. score: tell how likely the tokens of the prompt are. Returns its number."""

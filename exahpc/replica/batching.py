@@ -5,9 +5,11 @@
 finitely many have lower keys than a given one, nobody starves. Waiting sequences start in this order and nobody
 overtakes.
 
-**A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts. The
-prompt with the lowest key is sure of a quarter of that rest (a block at least) in every plan; the others go by
-what is left of them, the shortest first. So a long prompt neither holds up short ones nor waits for ever.
+**A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts; while
+online sequences decode, so that they need not wait long for their next token, only `chunk` prompt tokens or two
+for each that decodes. The prompt with the lowest key is sure of a quarter of that room (a block at least) in every
+plan; the others go by what is left of them, the shortest first. So a long prompt neither holds up short ones nor
+waits for ever.
 
 **Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
 it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
@@ -22,45 +24,18 @@ from __future__ import annotations
 
 from itertools import repeat
 
-import msgspec
-
 from exahpc.errors import StateError
-from exahpc.replica.blocks import BLOCK, blocks_of
+from exahpc.replica.blocks import BLOCK
+from exahpc.replica.limits import Limits, impossible, least_budget
 from exahpc.replica.plan import Drawn, Plan, Row
 from exahpc.replica.residents import Residents
 from exahpc.replica.sequence import Sequence
 from exahpc.wire.messages import Admit, Likelihood, NoRoom, Reason, Tokens
 
+__all__ = ["Limits", "Scheduler", "least_budget"]
 
-class Limits(msgspec.Struct, frozen=True):
-    """What bounds the plans of a replica.
-
-    sequences: slots; blocks: of the KV cache; context: tokens of the longest sequence; budget: tokens of one plan;
-    lanes: plans in flight; vocabulary: token ids are below it; queue: waiting sequences beyond which no further is
-    taken in; patience: steps by which online sequences go before batch rows; prefix: share equal beginnings.
-    """
-
-    sequences: int
-    blocks: int
-    context: int
-    budget: int
-    lanes: int
-    vocabulary: int
-    queue: int = 100_000
-    patience: int = 1000
-    prefix: bool = True
-
-    def __post_init__(self) -> None:
-        least = least_budget(self.sequences, self.lanes)
-        if self.budget < least:
-            raise StateError(
-                f"budget = {self.budget}: every sequence and one block of a prompt need {least} tokens"
-            )
-
-
-def least_budget(sequences: int, lanes: int) -> int:
-    """Tokens of a plan in which every decoding sequence of a lane and a block of a prompt have room."""
-    return -(-sequences // lanes) + BLOCK
+_PER_DECODING = 2
+"""With so many prompt tokens beside each decoding one, an iteration takes up to three times as long as without."""
 
 
 class Scheduler:
@@ -78,7 +53,8 @@ class Scheduler:
 
     def admit(self, message: Admit) -> NoRoom | None:
         """Take a sequence in, or say why not."""
-        reason = self._impossible(message)
+        known = message.sequence in self._known
+        reason = f"sequence {message.sequence} runs already" if known else impossible(message, self.limits)
         if reason:
             return NoRoom(message.sequence, reason)
         if self.waiting >= self.limits.queue:
@@ -88,28 +64,6 @@ class Scheduler:
         self._known[message.sequence] = found
         self._residents.enqueue(found)
         return None
-
-    def _impossible(self, message: Admit) -> str:
-        limits, need = self.limits, len(message.ids) + message.new
-        if message.sequence in self._known:
-            return f"sequence {message.sequence} runs already"
-        if not message.ids:
-            return "no tokens: a sequence needs at least one"
-        if not 0 <= message.position < len(message.ids):
-            return f"position = {message.position}: of {len(message.ids)} tokens at least one must be prompt"
-        if message.new < 1:
-            return f"new = {message.new}: a sequence must be allowed to generate at least one token"
-        if need > limits.context:
-            return f"{len(message.ids)} prompt + {message.new} new tokens exceed the context of {limits.context}"
-        if blocks_of(need) > limits.blocks:
-            kept = limits.blocks * BLOCK
-            return f"{len(message.ids)} prompt + {message.new} new tokens exceed the KV cache of {kept}"
-        if min(message.ids) < 0 or max(message.ids) >= limits.vocabulary:
-            return f"token ids must lie in 0..{limits.vocabulary - 1}"
-        temperature, top_p = message.sampling.temperature, message.sampling.top_p
-        if not 0.0 <= temperature < float("inf") or not 0.0 < top_p <= 1.0:
-            return f"temperature = {temperature}, top_p = {top_p} are out of range"
-        return ""
 
     def abort(self, sequence: int) -> None:
         """Forget a sequence and free what it holds, at once; unknown ones have ended meanwhile."""
@@ -242,7 +196,7 @@ class Scheduler:
         prompts = [s for s in idle if s.left > 1]
         decoding = sorted((s for s in idle if s.left == 1), key=lambda s: (s.turn, s.key))
         due = decoding[: -(-(len(residents.running) - len(prompts)) // self.limits.lanes)]
-        room = self.limits.budget - len(due)
+        room = self._room(len(due), any(not s.message.batch for s in residents.running if s.left <= 1))
         sure = _sure(prompts, room)
         chosen: list[tuple[Sequence, Row]] = []
         for sequence in sorted([*due, *prompts[:1]], key=lambda s: s.key):
@@ -264,6 +218,11 @@ class Scheduler:
                 chosen.append((sequence, self._row(sequence, count)))
                 room -= count
         return chosen
+
+    def _room(self, due: int, hurry: bool) -> int:
+        """Prompt tokens of a plan beside so many decoding sequences. hurry: online ones decode, in any lane."""
+        room = self.limits.budget - due
+        return min(room, max(self.limits.chunk, _PER_DECODING * due)) if hurry else room
 
     def _row(self, sequence: Sequence, count: int) -> Row:
         before = sequence.cached

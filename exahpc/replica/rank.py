@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from exahpc.replica.worker import Worker
 
 log = logging.getLogger(__name__)
-CPU_BUDGET, DEVICE_BUDGET = 128, 2048
-"""Tokens of one plan: what a processor (an accelerator) does without holding up decoding for long."""
+CPU_BUDGET, DEVICE_BUDGET = 256, 2048
+"""Tokens of one plan: enough to keep a processor (an accelerator) busy with prompts."""
+CPU_CHUNK, DEVICE_CHUNK = 32, 1024
+"""Prompt tokens of one plan while online sequences decode, see `batching`; by bench/chunked_prefill.py."""
 QUEUE = 8
 """Sequences that may wait for each that may run: the agent sends no more than run, so this is only a bound."""
 
@@ -87,7 +89,6 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
         ranks=grid.ranks,
         blocks=tokens // BLOCK,
         dtype=getattr(torch, deployment.model.dtype),
-        pack=pool.replicas_per_task == 1 if pool.pack is None else pool.pack,
     )
     worker = Worker(grid, stage, pool.max_sequences, context, pool.link)
     gc.collect()
@@ -103,6 +104,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
             blocks=tokens // BLOCK,
             context=context,
             budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
+            chunk=DEVICE_CHUNK if device else CPU_CHUNK,
             lanes=grid.stages,
             vocabulary=stage.vocabulary_size,
             queue=QUEUE * pool.max_sequences,

@@ -134,10 +134,11 @@ class Batching(RuleBasedStateMachine):
         more=st.integers(0, 40),
         blocks=st.integers(3, 14),
         prefix=st.booleans(),
+        chunk=st.sampled_from([16, 1000]),
     )
-    def begin(self, sequences: int, lanes: int, more: int, blocks: int, prefix: bool) -> None:
+    def begin(self, sequences: int, lanes: int, more: int, blocks: int, prefix: bool, chunk: int) -> None:
         budget = least_budget(sequences, lanes) + more
-        self.limits = limits(sequences, blocks, budget, lanes, patience=5, prefix=prefix)
+        self.limits = limits(sequences, blocks, budget, lanes, patience=5, prefix=prefix, chunk=chunk)
         self.scheduler = Scheduler(self.limits)
         self.cells = Cells(self.limits)
         self.number = 0
@@ -349,6 +350,28 @@ def test_the_prompt_that_goes_first_is_done_in_time_however_many_shorter_ones_co
     assert number <= -(-95 // 32)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "batch", "prompt"), [(0, False, 90), (1, False, 32), (8, False, 32), (1, True, 90)]
+)
+def test_prompts_take_small_parts_while_online_sequences_decode(decoding: int, batch: bool, prompt: int) -> None:
+    s = Scheduler(limits(sequences=40, blocks=400, budget=200, chunk=32))
+    for number in range(decoding):
+        s.admit(admit(number, 1, 50, batch=batch))
+    if decoding:
+        step(s)
+    s.admit(admit(99, 90, 1))
+    assert len(step(s)[0].rows[-1].ids) == prompt
+
+
+def test_many_decoding_sequences_bear_a_longer_part() -> None:
+    s = Scheduler(limits(sequences=40, blocks=400, budget=200, chunk=32))
+    for number in range(30):
+        s.admit(admit(number, 1, 50))
+    step(s)
+    s.admit(admit(99, 90, 1))
+    assert len(step(s)[0].rows[-1].ids) == 48, "two for each of 30, in whole blocks"
+
+
 def test_a_prompt_may_be_in_flight_in_all_lanes_at_once() -> None:
     s = Scheduler(limits(budget=32, lanes=2))
     s.admit(admit(1, 64, 1))
@@ -361,6 +384,8 @@ def test_a_budget_that_cannot_hold_all_is_a_defect() -> None:
     assert least_budget(9, 2) == 5 + BLOCK
     with pytest.raises(StateError, match=r"budget = 19.* need 20"):
         limits(sequences=4, budget=19)
+    with pytest.raises(StateError, match="chunk = 15"):
+        limits(chunk=15)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------
