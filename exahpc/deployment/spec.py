@@ -115,9 +115,6 @@ class Pool(Frozen, frozen=True):
     """CPU threads of one rank."""
     devices_per_rank: int = 1
     """Accelerators of one rank when the site has some (gres or gpus_per_node given)."""
-    pack: bool | None = None
-    """Lay bfloat16 weights out for the CPU's matrix kernels: decodes faster, but each replica then keeps its own
-    copy of the weights. Default: when a task holds one replica. Without effect on accelerators."""
     requeue: bool = True
     """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
     link: StageLinks = StageLinks()

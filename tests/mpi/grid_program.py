@@ -93,7 +93,6 @@ def main() -> None:
             ranks=tp,
             blocks=blocks,
             dtype=getattr(torch, case.get("dtype", "float32")),
-            pack=case.get("pack", False),
         )
         worker = Worker(grid, stage, sequences, context)
         if grid.is_head:

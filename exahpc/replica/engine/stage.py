@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from exahpc.deployment.grid import kv_heads_of_rank, layers_of_stage
 from exahpc.deployment.shape import ModelShape, family_of
+from exahpc.replica.blocks import BLOCK
 from exahpc.replica.engine import body as bodies
 from exahpc.replica.engine.attention import PagedCache, Step, gather_attention
 from exahpc.replica.engine.checkpoint import Checkpoint
@@ -29,6 +30,8 @@ from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 from exahpc.replica.engine.native.api import Weight
 from exahpc.replica.engine.native.attention import native_attention, usable
 from exahpc.replica.engine.output import OutputLayer, matrix
+from exahpc.replica.plan import Plan, Row
+from exahpc.replica.tables import Tables
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +54,8 @@ class Stage:
         ranks: int,
         blocks: int,
         dtype: torch.dtype,
-        pack: bool = False,
     ) -> None:
-        """stage of stages; rank of ranks in the tensor-parallel group. blocks: of the KV cache. pack: see
-        `linear`."""
+        """stage of stages; rank of ranks in the tensor-parallel group. blocks: of the KV cache."""
         raw = json.loads((folder / "config.json").read_text())
         config, family, shape = AutoConfig.from_pretrained(folder), family_of(raw), ModelShape.of(raw)
         first, last = layers_of_stage(shape, stages, stage)
@@ -95,6 +96,20 @@ class Stage:
             weight = weight[mine].to(self.device, dtype)
             bias = None if bias is None else bias[mine].to(self.device, dtype)
             self._head = OutputLayer(product([Weight(weight, bias)], work=self.dtype), config)
+        self._warm()
+
+    def _warm(self) -> None:
+        """Run one token that nobody asked for: what is made at first use is made now, and weights are read from
+        the file system before somebody waits for them. Collective over the tensor-parallel group."""
+        tables, plan = Tables(1, BLOCK), Plan(blocks=[(0, [0])], rows=[Row(0, 0, [0], True)])
+        tables.apply(plan)
+        step = Step(plan, tables, self.device)
+        token = torch.zeros(1, dtype=torch.int64, device=self.device)
+        hidden = torch.zeros(1, self.hidden, dtype=self.dtype, device=self.device)
+        hidden = self.forward(step, token if self.is_first else hidden)
+        if self.is_last:
+            self.logits(step, hidden)
+        self.cache.wipe([0])  # nobody's block stays zero
 
     @torch.inference_mode()
     def forward(self, step: Step, x: torch.Tensor) -> torch.Tensor:

@@ -32,11 +32,20 @@ def cache() -> Path:
 
 
 def library(folder: Path | None = None) -> Path | None:
-    """The compiled kernels in `folder` (`cache()` if None); None, with a line in the log, where there are none."""
+    """The compiled kernels in `folder` (`cache()` if None); None, with a line in the log, where there are none.
+
+    Without a compiler, what another node with such a processor has compiled there will do.
+    """
     folder = folder or cache()
+    kind = _kind()
     try:
         compiler = _compiler()
-        target = folder / f"kernels-{_key(compiler)}.so"
+        if compiler is None:
+            found = sorted(folder.glob(f"kernels-{kind}-*.so"))
+            if not found:
+                raise FileNotFoundError("no C++ compiler: install one, or name it in CXX")
+            return found[0]
+        target = folder / f"kernels-{kind}-{_version(compiler)}.so"
         if target.exists():
             return target
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,23 +59,34 @@ def library(folder: Path | None = None) -> Path | None:
         return None
 
 
-def _compiler() -> list[str]:
-    """The command $CXX, else the first compiler found. Raises FileNotFoundError."""
+def _compiler() -> list[str] | None:
+    """The command $CXX, else the first compiler found."""
     wanted = os.environ.get("CXX")
     for command in [wanted] if wanted else ["c++", "g++", "clang++"]:
         words = shlex.split(command)
         if words and shutil.which(words[0]):
             return words
-    raise FileNotFoundError(f"no C++ compiler ({wanted or 'c++, g++, clang++'}): install one or set CXX")
+    return None
 
 
-def _key(compiler: list[str]) -> str:
-    """Hash of all that the result depends on: source, flags, compiler and processor."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
-    what = hashlib.sha256(SOURCE.read_bytes())
-    for part in (" ".join([*compiler, *_FLAGS]), version, platform.machine(), _processor()):
-        what.update(b"\0" + (part if isinstance(part, bytes) else part.encode()))
-    return what.hexdigest()[:24]
+def _kind() -> str:
+    """Hash of all that the result depends on but the compiler: source, flags and processor."""
+    return _hash(
+        SOURCE.read_bytes(), " ".join(_FLAGS).encode(), platform.machine().encode(), _processor().encode()
+    )
+
+
+def _version(compiler: list[str]) -> str:
+    """Hash of a compiler's command and version."""
+    told = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    return _hash(" ".join(compiler).encode(), told)
+
+
+def _hash(*parts: bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.hexdigest()[:16]
 
 
 def _processor() -> str:
