@@ -18,8 +18,10 @@ Writes bench/results/weight-sharing.json; takes about ten minutes on two cores.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -71,13 +73,18 @@ def smaps(pid: int) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def private(pid: int) -> float:
-    """MiB that only this process has."""
-    return sum(c["Private_Clean"] + c["Private_Dirty"] for _, c in smaps(pid)) / 1024
+    """MiB that only this process has, mapped weights not counted."""
+    mine = [c for name, c in smaps(pid) if not _is_weights(name)]
+    return sum(c["Private_Clean"] + c["Private_Dirty"] for c in mine) / 1024
+
+
+def _is_weights(name: str) -> bool:
+    return name.removesuffix(" (deleted)").endswith(".safetensors")
 
 
 def weights(pid: int) -> dict[str, float]:
     """MiB of mapped weights."""
-    mine = [c for name, c in smaps(pid) if name.removesuffix(" (deleted)").endswith(".safetensors")]
+    mine = [c for name, c in smaps(pid) if _is_weights(name)]
     return {key: sum(c[key] for c in mine) / 1024 for key in ("Pss", "Rss", "Private_Dirty")}
 
 
@@ -138,7 +145,7 @@ def _rank(socket: Path) -> int:
     """The process with this socket that is a rank, not its starter."""
     for pid in processes.family(None, str(socket)):
         with contextlib.suppress(OSError):
-            if any(name.endswith(".safetensors") for name, _ in smaps(pid)):
+            if any(_is_weights(name) for name, _ in smaps(pid)):
                 return pid
     raise SystemExit("no process maps the weights")
 
@@ -197,13 +204,11 @@ def measure(model: Path, quantization: str, count: int, starts: int, empty: floa
 
 
 def _files(pid: int) -> set[Path]:
-    return {Path(name) for name, _ in smaps(pid) if name.endswith(".safetensors")}
+    return {Path(name) for name, _ in smaps(pid) if _is_weights(name)}
 
 
 def _kv(model: Path) -> float:
     """MiB of the whole cache, in float32 as processors without 16-bit kernels keep it, else in bfloat16."""
-    import json
-
     import torch
 
     from exahpc.deployment.grid import ModelShape
@@ -221,6 +226,7 @@ def _kv(model: Path) -> float:
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
 def main(model: Path, replicas: int, starts: int, smoke: bool) -> None:
     """Memory and start of replicas that share a node."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # replicas end with us
     empty, torch_alone = bare(IMPORTS), bare(TORCH)
     runs = [run for kind in ("none", "int8") for run in measure(model, kind, replicas, starts, empty)]
     comparison: dict[str, dict[str, Any]] = {}
