@@ -11,7 +11,7 @@ from pathlib import Path
 from exahpc.errors import DeploymentError
 from exahpc.models import manifest, produce
 from exahpc.models.checkpoint import Wanted, look, must_convert, read_head
-from exahpc.models.copies import Writer
+from exahpc.models.writer import Writer
 
 _KINDS = (".json", ".jinja", ".model", ".txt")
 """Endings of what belongs to a checkpoint beside its weights: tokenizer, chat template, settings, licence."""
