@@ -32,6 +32,7 @@ from exahpc.replica.waiting import IDLE_PER_RANK, wait
 
 _DRAWN, _LIKELIHOODS, _LOGITS, _BUSY = 2, 3, 4, 5
 _TELL_SECONDS = 1.0
+_MOST_SENDING = 256
 _NO_MORE = -1.0
 _PLAIN = StageLinks()
 _encode = msgspec.msgpack.Encoder().encode
@@ -129,6 +130,8 @@ class Worker:
         """Let what is being sent go on: some MPI libraries only work while they are called."""
         while self._sending and self._sending[0].done():
             self._sending.popleft()
+        while len(self._sending) > _MOST_SENDING:  # long gone, but of a kind that only knows after `wait`
+            self._sending.popleft().wait()
 
     def hear(self, active: float) -> None:
         """Head rank: take in how busy the others were. active: seconds with work so far."""

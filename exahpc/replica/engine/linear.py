@@ -116,15 +116,13 @@ def row_parallel(module: Any, work: torch.dtype) -> Product:
     weight = weight_of(module)
     if add_up is None:
         return product([weight], work=work)
-    multiply = product([weight._replace(bias=None)], work=work)
-    bias = None if weight.bias is None else weight.bias.detach().to(work)
+    first = module.mp_group.rank() == 0  # what is added once, it adds before the sum: one operation less
+    multiply = product([weight if first else weight._replace(bias=None)], work=work)
 
     def reduced(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = multiply(x)
+        out = multiply(x, residual if first else None)
         add_up(out)
-        if bias is not None:
-            out += bias
-        return out if residual is None else residual + out
+        return out
 
     return reduced
 
