@@ -148,7 +148,7 @@ def tokens(folder: Path, device: torch.device) -> dict[str, Any]:
 def speed(folder: Path, deadline: float) -> dict[str, Any]:
     import engine
 
-    rank = engine.Engine(folder, sequences=max(BATCHES), context=CONTEXT, chunk=2048, dtype="bfloat16")
+    rank = engine.Engine(folder, sequences=max(BATCHES), context=CONTEXT, budget=2048, dtype="bfloat16")
     graphs, side, found = rank.stage.graphs, engine.ours(rank), {}
     for batch in BATCHES:
         for name, used in (("plain", None), ("graphs", graphs)):

@@ -10,6 +10,7 @@ Benches use this module alone, so that only this file follows the engine's insid
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,6 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-CHUNK = 128
-"""Prompt tokens of one iteration: what a rank on processors uses."""
 WARM = 2
 """Decode steps that do not count."""
 
@@ -67,14 +66,17 @@ class Engine:
         *,
         sequences: int = 32,
         context: int = 512,
-        chunk: int = CHUNK,
+        budget: int | None = None,
         dtype: str = "bfloat16",
     ) -> None:
+        """budget: tokens of one iteration, None for that of a rank on processors; sequences: that run at once."""
         import torch
         from mpi4py import MPI
 
+        from exahpc.replica.batching import least_budget
         from exahpc.replica.blocks import blocks_of
         from exahpc.replica.engine.stage import Stage
+        from exahpc.replica.rank import CPU_BUDGET
         from exahpc.replica.worker import Grid, Worker
 
         self.stage = Stage(
@@ -87,12 +89,15 @@ class Engine:
             dtype=getattr(torch, dtype),
         )
         self._worker = Worker(Grid(MPI.COMM_SELF, 1, 1), self.stage, sequences, context)
-        self._limits = (sequences, context, sequences + chunk)
+        self._limits = (sequences, context, budget or max(CPU_BUDGET, least_budget(sequences, 1)))
+        gc.collect()
+        gc.freeze()  # as a rank does
         self.clear()
 
     def clear(self, *, budget: int | None = None, **limits: Any) -> None:
         """Forget all sequences, and all that was kept of their prefixes.
 
+        Prompts take what the budget leaves even while others decode, unless `chunk` is among the limits.
         budget: tokens of one iteration from now on, decoding ones included; limits: more fields of `Limits`.
         """
         from exahpc.replica.batching import Limits, Scheduler
