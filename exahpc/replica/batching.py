@@ -8,8 +8,8 @@ overtakes.
 **A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts; while
 online sequences decode, so that they need not wait long for their next token, only `chunk` prompt tokens or two
 for each that decodes. The prompt with the lowest key is sure of a quarter of that room (a block at least) in every
-plan; the others go by what is left of them, the shortest first. So a long prompt neither holds up short ones nor
-waits for ever.
+plan; the others go by what is left of them, the shortest first, batch rows last. So a long prompt neither holds up
+short ones nor waits for ever.
 
 **Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
 it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
@@ -209,7 +209,7 @@ class Scheduler:
                 room -= 0 if decodes else count
             elif sequence.slot >= 0:  # it waits for tokens in flight: nobody takes what they will give back
                 return chosen
-        for sequence in sorted(prompts[1:], key=lambda s: (s.left, s.key)):
+        for sequence in sorted(prompts[1:], key=lambda s: (*_size(s), s.key)):
             if sequence.slot < 0:
                 continue
             residents.adopt(sequence)  # also what rows of this very plan compute
@@ -234,5 +234,10 @@ class Scheduler:
 
 def _sure(prompts: list[Sequence], room: int) -> int:
     """Tokens for the prompt that goes first: its quarter, or what the shorter ones leave."""
-    shorter = sum(s.left for s in prompts if s.left < prompts[0].left)
+    shorter = sum(s.left for s in prompts if _size(s) < _size(prompts[0]))
     return max(BLOCK, room // 4, room - shorter)
+
+
+def _size(prompt: Sequence) -> tuple[bool, int]:
+    """The shorter prompts come first, those of batch rows after all others."""
+    return prompt.message.batch, prompt.left

@@ -363,6 +363,15 @@ def test_prompts_take_small_parts_while_online_sequences_decode(decoding: int, b
     assert len(step(s)[0].rows[-1].ids) == prompt
 
 
+def test_prompts_of_batch_rows_come_after_those_of_online_requests() -> None:
+    s = Scheduler(limits(budget=64))
+    s.admit(admit(1, 95, 1))
+    s.admit(admit(2, 10, 1, batch=True))
+    assert [row.ids for row in step(s)[0].rows] == [[101] * 64]
+    s.admit(admit(3, 30, 1))
+    assert {sequence for sequence, _ in step(s)[1].tokens} == {1, 3}
+
+
 def test_many_decoding_sequences_bear_a_longer_part() -> None:
     s = Scheduler(limits(sequences=40, blocks=400, budget=200, chunk=32))
     for number in range(30):
