@@ -18,7 +18,7 @@ from torch import nn
 
 from exahpc.replica.engine.group import summation
 from exahpc.replica.engine.native import api
-from exahpc.replica.engine.native.api import Weight
+from exahpc.replica.engine.native.api import Norm, Weight
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -30,13 +30,6 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"} 
     ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"
 )
 """Hugging Face's names of activations (`hidden_act`) to those of `product`."""
-
-
-class Norm(NamedTuple):
-    """x * weight / sqrt(mean(x^2) + epsilon)."""
-
-    weight: torch.Tensor
-    epsilon: float
 
 
 class Product(Protocol):
@@ -67,8 +60,7 @@ def product(
     activation(first) * second. work: dtype of input and result.
     """
     if work == torch.float32 and native(weights[0].data.device):
-        own = api.Norm(norm.weight, norm.epsilon) if norm else None
-        return api.Linear(weights, activation=activation, norm=own)
+        return api.Linear(weights, activation=activation, norm=norm)
     return _Torch([_prepared(weight, work) for weight in weights], work, activation, norm)
 
 
@@ -110,14 +102,31 @@ def weight_of(module: Any) -> Weight:
     return Weight(module.weight.detach(), module.bias, getattr(module, "weight_scale", None))
 
 
-def row_parallel(module: Any, work: torch.dtype) -> Product:
-    """The product of a module whose input AutoTP may have split: with its all-reduce, the bias added once."""
-    add_up = summation(module.mp_group) if isinstance(module, LinearAllreduce) else None
+class Part(NamedTuple):
+    """A matrix whose input AutoTP may have split over ranks.
+
+    weight: with the bias where this rank adds it; add_up: sums the ranks' results in place, None for a rank alone;
+    first: whether this rank adds what is added once (bias, residual), before the sum: one operation less.
+    """
+
+    weight: Weight
+    add_up: Callable[[torch.Tensor], None] | None
+    first: bool
+
+
+def part_of(module: Any) -> Part:
+    """The matrix of a linear module, as AutoTP left it."""
     weight = weight_of(module)
+    add_up = summation(module.mp_group) if isinstance(module, LinearAllreduce) else None
+    first = add_up is None or module.mp_group.rank() == 0
+    return Part(weight if first else weight._replace(bias=None), add_up, first)
+
+
+def row_parallel(part: Part, work: torch.dtype) -> Product:
+    """The product of such a matrix, summed over the ranks."""
+    multiply, add_up, first = product([part.weight], work=work), part.add_up, part.first
     if add_up is None:
-        return product([weight], work=work)
-    first = module.mp_group.rank() == 0  # what is added once, it adds before the sum: one operation less
-    multiply = product([weight if first else weight._replace(bias=None)], work=work)
+        return multiply
 
     def reduced(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         out = multiply(x, residual if first else None)
@@ -131,7 +140,7 @@ def replace_linears(body: nn.Module, work: torch.dtype) -> None:
     """Let all linear modules of an AutoTP body multiply by `product`: for bodies that run their own forward."""
     linears: list[Any] = [m for m in body.modules() if isinstance(m, nn.Linear | TensorParallel_Layer)]
     for module in linears:
-        module.forward = types.MethodType(_forward(row_parallel(module, work)), module)
+        module.forward = types.MethodType(_forward(row_parallel(part_of(module), work)), module)
 
 
 def _forward(multiply: Product) -> Callable[[Any, torch.Tensor], torch.Tensor]:

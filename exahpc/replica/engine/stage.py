@@ -26,9 +26,11 @@ from exahpc.replica.engine.checkpoint import Checkpoint
 from exahpc.replica.engine.decoder import Decoder
 from exahpc.replica.engine.generic import Generic
 from exahpc.replica.engine.graphs import Graphs, recorded
+from exahpc.replica.engine.layers import Composed, Layers, layers_of
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 from exahpc.replica.engine.native.api import Weight
 from exahpc.replica.engine.native.attention import native_attention, usable
+from exahpc.replica.engine.native.stack import Stack
 from exahpc.replica.engine.output import OutputLayer, matrix
 from exahpc.replica.plan import Plan, Row
 from exahpc.replica.tables import Tables
@@ -83,7 +85,13 @@ class Stage:
         self.graphs = Graphs(accelerator, self._layers, heads[1] - heads[0]) if by_graph else None
         self._decoder: Decoder | Generic
         if family.fast:
-            self._decoder = Decoder(body, self.dtype, self.is_last, self._attend)
+            found = layers_of(body)
+            layers: Layers
+            if self._attention is native_attention and self.dtype == torch.float32:
+                layers = Stack(found, self.cache, lambda: self.between)
+            else:
+                layers = Composed(found, self.cache, self._attend, self.dtype)
+            self._decoder = Decoder(body, layers, self.is_last)
         else:
             if on_cpu or int8:
                 replace_linears(body, self.dtype)

@@ -11,8 +11,10 @@ from transformers import AutoConfig, AutoModel
 from exahpc.replica.blocks import BLOCK, blocks_of
 from exahpc.replica.engine.attention import PagedCache, Step, gather_attention
 from exahpc.replica.engine.decoder import Decoder
+from exahpc.replica.engine.layers import Composed, layers_of
 from exahpc.replica.engine.native import api
 from exahpc.replica.engine.native.attention import native_attention
+from exahpc.replica.engine.native.stack import Stack
 from exahpc.replica.plan import Plan, Row
 from exahpc.replica.tables import Tables
 
@@ -25,15 +27,43 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=["native", "torch"])
-def attention(request, monkeypatch):
+def by_torch(body, cache):
+    return Composed(layers_of(body), cache, gather_attention, torch.float32)
+
+
+def by_calls(body, cache):
+    return Composed(layers_of(body), cache, native_attention, torch.float32)
+
+
+def by_stack(body, cache):
+    return Stack(layers_of(body), cache)
+
+
+def by_layer(body, cache):
+    """As by_stack, with a call in between."""
+    return Stack(layers_of(body), cache, lambda: lambda: None)
+
+
+def by_rank(body, cache):
+    """As one rank of several whose others add nothing."""
+    alone = layers_of(body)
+    return Stack(
+        [x._replace(o=x.o._replace(add_up=_same), down=x.down._replace(add_up=_same)) for x in alone], cache
+    )
+
+
+def _same(_: torch.Tensor) -> None:
+    pass
+
+
+@pytest.fixture(params=[by_torch, by_calls, by_stack, by_layer, by_rank])
+def by(request, monkeypatch):
     torch.set_num_threads(1)
-    if request.param == "torch":
+    if request.param is by_torch:
         monkeypatch.setattr(api, "available", lambda: False)
-        return gather_attention
-    if not api.available():
+    elif not api.available():
         pytest.skip("no C++ compiler here")
-    return native_attention
+    return request.param
 
 
 def _body(kind: str):
@@ -50,9 +80,9 @@ def _body(kind: str):
 class _Run:
     """Sequences that pass through a decoder in parts."""
 
-    def __init__(self, body, attention, count: int) -> None:
-        self._decoder = Decoder(body, torch.float32, True, attention)
+    def __init__(self, body, by, count: int) -> None:
         self._cache = PagedCache(3, count * blocks_of(CONTEXT), 2, 16, torch.float32, CPU)
+        self._decoder = Decoder(body, by(body, self._cache), True)
         self._tables, self._cached, self._next = Tables(count, CONTEXT), [0] * count, 1
 
     def __call__(self, parts: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
@@ -74,11 +104,11 @@ class _Run:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_are_those_of_hugging_face(attention, kind) -> None:
+def test_hidden_states_are_those_of_hugging_face(by, kind) -> None:
     body = _body(kind)
     x = [torch.randn(n, 64) for n in (40, 3)]
     wanted = [body(inputs_embeds=one[None]).last_hidden_state[0] for one in x]
-    run = _Run(body, attention, 2)
+    run = _Run(body, by, 2)
     first = run([(0, x[0][:30])])[0]
     single, second = run([(1, x[1]), (0, x[0][30:31])])
     third, last = run([(0, x[0][31:])])[0], second
@@ -95,8 +125,8 @@ def test_a_token_is_the_same_to_the_bit_in_any_batch_and_any_chunk(dtype) -> Non
     body = _body("qwen3").to(dtype)
     body.rotary_emb.to(torch.float32)
     x = [torch.randn(n, 64) for n in (50, 90, 20)]
-    alone = [_Run(body, native_attention, 1)([(0, one)])[0] for one in x]
-    run = _Run(body, native_attention, 3)
+    alone = [_Run(body, by_stack, 1)([(0, one)])[0] for one in x]
+    run = _Run(body, by_stack, 3)
     run([(0, x[0][:49]), (1, x[1][:15]), (2, x[2][: BLOCK + 1])])
     mixed = run([(0, x[0][49:]), (2, x[2][BLOCK + 1 : BLOCK + 2]), (1, x[1][15:77])])
     assert torch.equal(mixed[0], alone[0][49:])

@@ -11,12 +11,9 @@ import torch.nn.functional as F  # noqa: E402, N812 - torch's custom
 from torch import nn  # noqa: E402
 
 from exahpc.replica.engine import linear  # noqa: E402
-from exahpc.replica.engine.linear import Norm, product, replace_linears, work_dtype  # noqa: E402
+from exahpc.replica.engine.linear import product, replace_linears, work_dtype  # noqa: E402
 from exahpc.replica.engine.native import api  # noqa: E402
-from exahpc.replica.engine.native.api import Weight  # noqa: E402
-from exahpc.replica.engine.rotary import Rotary  # noqa: E402
-
-CPU = torch.device("cpu")
+from exahpc.replica.engine.native.api import Norm, Weight  # noqa: E402
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -61,21 +58,6 @@ def test_fused_products_do_not_depend_on_who_multiplies(by) -> None:
         gated = product(both, work=torch.float32, activation=name, norm=norm)(x)
         want = function(normed @ gate.float().T) * (normed @ up.float().T)
         torch.testing.assert_close(gated, want, rtol=1e-4, atol=1e-4)
-
-
-def test_rotary_embedding_does_not_depend_on_who_turns(monkeypatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    angles = torch.rand(6, 8, generator=generator).repeat(1, 2)
-    norm = Norm(torch.rand(32, generator=generator).bfloat16(), 1e-6)
-    x = torch.randn(6, 96, generator=generator)
-    found = {}
-    for available in {api.available(), False}:
-        monkeypatch.setattr(api, "available", lambda available=available: available)
-        found[available] = x.clone()
-        Rotary(3, norm, CPU)(found[available], angles.cos(), angles.sin())
-    for turned in found.values():
-        torch.testing.assert_close(turned, found[False], rtol=1e-5, atol=1e-5)
-        assert not torch.equal(turned, x)
 
 
 def test_modules_of_any_body_multiply_so(by) -> None:

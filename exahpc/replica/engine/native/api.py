@@ -18,15 +18,21 @@ import torch
 from exahpc.replica.engine.native import build
 
 log = logging.getLogger(__name__)
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-_ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
-_EVERYTHING = 2**62
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
+EVERYTHING = 2**62
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _KINDS = {"P": _P, "I": _I, "F": _F}
-_SIGNATURES = {"linear": "PIIPPIIPIPII", "rotate": "PIIIIIPPP", "attend": "PPIIIPIPIPIIPPIPPIFIPII"}
+_SIGNATURES = {
+    "linear": "PIIPPIIPIPII",
+    "attend": "PPIIIPIPIPIIPPIPPIFIPII",
+    "attention_half": "PPPPPP",
+    "feed_forward_half": "PPPPPP",
+    "layers": "PIPPP",
+}
 
 
-class _Matrix(ctypes.Structure):
+class CMatrix(ctypes.Structure):
     _fields_ = (
         ("data", _P),
         ("scale", _P),
@@ -38,12 +44,12 @@ class _Matrix(ctypes.Structure):
     )
 
 
-class _Norm(ctypes.Structure):
+class CNorm(ctypes.Structure):
     _fields_ = (("weight", _P), ("epsilon", _F))
 
 
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
     """The loaded kernels; None where they cannot be built (the log says why)."""
     path = build.library()
     if path is None:
@@ -61,7 +67,7 @@ def _library() -> Any:
 
 def available() -> bool:
     """Whether there are kernels for this processor. Compiles them at the first call: some seconds."""
-    return _library() is not None
+    return library() is not None
 
 
 class Weight(NamedTuple):
@@ -73,13 +79,41 @@ class Weight(NamedTuple):
     scale: torch.Tensor | None = None
 
 
-class Norm:
+class Norm(NamedTuple):
     """x * weight / sqrt(mean(x^2) + epsilon), weight [n] (Zhang and Sennrich, 2019)."""
 
-    def __init__(self, weight: torch.Tensor | None = None, epsilon: float = 0.0) -> None:
-        self._weight = _floats(weight)
-        self._made = _Norm(_address(self._weight), epsilon)
-        self.address = ctypes.addressof(self._made)
+    weight: torch.Tensor
+    epsilon: float
+
+
+class Keeper:
+    """Makes C structures, and keeps what they point to for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+
+    def matrix(self, weight: Weight) -> CMatrix:
+        """Raises ValueError for what the kernels do not take."""
+        data = weight.data.detach()
+        rows, columns = data.shape
+        if data.device.type != "cpu" or data.stride(1) != 1 or data.dtype not in FORMATS:
+            raise ValueError(f"{data.dtype} weights [{rows}, {columns}] on {data.device}, strides {data.stride()}")
+        if (weight.scale is None) != (data.dtype != torch.int8) or any(
+            x is not None and x.shape != (rows,) for x in (weight.bias, weight.scale)
+        ):
+            raise ValueError(f"bias and scale do not belong to weights [{rows}, {columns}] of {data.dtype}")
+        self._kept.append(data)
+        scale, bias = self._floats(weight.scale), self._floats(weight.bias)
+        return CMatrix(data.data_ptr(), scale, bias, rows, columns, data.stride(0), FORMATS[data.dtype])
+
+    def norm(self, norm: Norm | None) -> CNorm:
+        return CNorm(self._floats(norm.weight), norm.epsilon) if norm else CNorm()
+
+    def _floats(self, tensor: torch.Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
 
 
 class Linear:
@@ -91,73 +125,38 @@ class Linear:
     """
 
     def __init__(self, weights: Sequence[Weight], *, activation: str = "", norm: Norm | None = None) -> None:
-        formats = {weight.data.dtype for weight in weights}
-        if len(formats) != 1 or not formats <= _FORMATS.keys():
-            raise ValueError(f"weights of {formats}: one of {list(_FORMATS)} for all")
-        if len({weight.data.shape[1] for weight in weights}) != 1:
-            raise ValueError(f"weights of different widths: {[tuple(w.data.shape) for w in weights]}")
-        if activation not in _ACTIVATIONS or (activation and len(weights) > 2):
+        if len({(weight.data.dtype, weight.data.shape[1]) for weight in weights}) != 1:
+            raise ValueError(f"matrices that differ: {[(w.data.dtype, tuple(w.data.shape)) for w in weights]}")
+        if activation not in ACTIVATIONS or (activation and len(weights) > 2):
             raise ValueError(f"activation {activation!r} of {len(weights)} matrices")
-        self._keep: list[Any] = [norm or Norm()]
-        self._matrices = (_Matrix * len(weights))(*(self._matrix(weight) for weight in weights))
-        self._address, self._count = ctypes.addressof(self._matrices), len(weights)
-        self._activation, self._norm = _ACTIVATIONS[activation], self._keep[0].address
-        self._call = _library().linear
-        self._threads = torch.get_num_threads()
-        self.columns = weights[0].data.shape[1]
-        self.rows = weights[0].data.shape[0] if activation else sum(w.data.shape[0] for w in weights)
-
-    def _matrix(self, weight: Weight) -> _Matrix:
-        data, bias, scale = weight.data.detach(), _floats(weight.bias), _floats(weight.scale)
-        rows, columns = data.shape
-        if data.device.type != "cpu" or data.stride(1) != 1:
-            raise ValueError(f"weights [{rows}, {columns}] on {data.device} with strides {data.stride()}")
-        if (scale is None) != (data.dtype != torch.int8) or any(
-            x is not None and x.shape != (rows,) for x in (bias, scale)
-        ):
-            raise ValueError(f"bias and scale do not belong to weights [{rows}, {columns}] of {data.dtype}")
-        self._keep += [data, bias, scale]
-        return _Matrix(
-            data.data_ptr(), _address(scale), _address(bias), rows, columns, data.stride(0), _FORMATS[data.dtype]
+        self._keeper = Keeper()
+        self._matrices = (CMatrix * len(weights))(*(self._keeper.matrix(weight) for weight in weights))
+        self._norm = self._keeper.norm(norm)
+        self._arguments = (
+            ctypes.addressof(self._matrices),
+            len(weights),
+            ACTIVATIONS[activation],
+            ctypes.addressof(self._norm),
         )
+        self._call, self._threads = library().linear, torch.get_num_threads()
+        self.rows = weights[0].data.shape[0] if activation else sum(w.data.shape[0] for w in weights)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, in] -> [T, out], plus `residual` [T, out] if given; lines may be strided."""
-        out = torch.empty(len(x), self.rows)
+        tokens = x.shape[0]
+        out = torch.empty(tokens, self.rows)
+        more = (None, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
         self._call(
-            self._address,
-            self._count,
-            self._activation,
-            self._norm,
+            *self._arguments,
             x.data_ptr(),
-            len(x),
+            tokens,
             x.stride(0),
-            None if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0),
+            *more,
             out.data_ptr(),
-            out.stride(0),
+            self.rows,
             self._threads,
         )
         return out
-
-
-def rotate(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm) -> None:
-    """Rotary embedding in place, after `norm` of each head: x [T, heads x D] (Su et al., 2021).
-
-    cos, sin: contiguous float32 [T, n], n <= D: the first n elements of a head are turned, element i with element
-    i + n / 2.
-    """
-    _library().rotate(
-        x.data_ptr(),
-        len(x),
-        x.stride(0),
-        heads,
-        x.shape[1] // heads,
-        cos.shape[1],
-        cos.data_ptr(),
-        sin.data_ptr(),
-        norm.address,
-    )
 
 
 def attend(
@@ -178,12 +177,12 @@ def attend(
     attention of q [T, heads, D] -> [T, heads, D]. D is a multiple of 16. The rest: see `attention.Step`.
     """
     out = torch.empty(q.shape)
-    _library().attend(
+    library().attend(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         k.shape[1],
         k.shape[2],
-        _FORMATS[k_cache.dtype],
+        FORMATS[k_cache.dtype],
         q.data_ptr(),
         q.stride(0),
         k.data_ptr(),
@@ -198,17 +197,9 @@ def attend(
         starts.data_ptr(),
         len(lengths),
         scale,
-        window or _EVERYTHING,
+        window or EVERYTHING,
         out.data_ptr(),
         out.stride(0),
         torch.get_num_threads(),
     )
     return out
-
-
-def _floats(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().float().contiguous()
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -440,15 +440,15 @@ extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const
 
 // In place, on `heads` heads of `dim` side by side in each of `tokens` lines: the norm of a head (if any), then the
 // first `rotary` of its elements turned by the angles in cos, sin [tokens, rotary], of which the halves are equal.
-extern "C" void rotate(float* x, int64_t tokens, int64_t ldx, int64_t heads, int64_t dim, int64_t rotary,
-                       const float* cos, const float* sin, const Norm* norm) {
+static void rotate(float* x, int64_t tokens, int64_t ldx, int64_t heads, int64_t dim, int64_t rotary,
+                   const float* cos, const float* sin, const Norm& norm) {
     long half = rotary / 2;
     for (long t = 0; t < tokens; t++)
         for (long h = 0; h < heads; h++) {
             float *a = x + t * ldx + h * dim, *b = a + half;
-            if (norm->weight) {
-                float factor = root_mean_square(a, dim, norm->epsilon);
-                for (long i = 0; i < dim; i++) a[i] = a[i] * factor * norm->weight[i];
+            if (norm.weight) {
+                float factor = root_mean_square(a, dim, norm.epsilon);
+                for (long i = 0; i < dim; i++) a[i] = a[i] * factor * norm.weight[i];
             }
             const float *c = cos + t * rotary, *s = sin + t * rotary;
             for (long i = 0; i < half; i++) {
@@ -595,5 +595,55 @@ extern "C" void attend(void* k_cache, void* v_cache, int64_t kv_heads, int64_t d
         long at = starts[r] + first, tokens = news - first < most ? news - first : most;
         attend_tile(c, tables + r * width, i % kv_heads, group, q + at * ldq, ldq, tokens, lengths[r] - news + first,
                     scale, window, out + at * ldo, ldo);
+    }
+}
+
+// ---- layers of Llama's shape ------------------------------------------------------------------------------------
+
+struct Layer {
+    Matrix qkv[3], o, gated[2], down;
+    Norm before, after, q, k;  // q, k: of each head, before it is turned
+    void *k_cache, *v_cache;
+    int64_t heads, kv_heads, dim, format, window, activation;  // format: of the cache
+    float scale;
+};
+
+struct Step {  // see attention.Step; cos, sin [tokens, rotary]
+    const float *cos, *sin;
+    const int64_t* writes;
+    const int32_t *tables, *lengths, *starts;
+    int64_t tokens, rotary, width, rows, threads;
+};
+
+static const Norm NO_NORM = {nullptr, 0.f};
+
+// out = attention(norm(x)) (+ residual), each [tokens, columns]; `work` has room for 2 (heads + kv_heads) dim floats a
+// token.
+extern "C" void attention_half(const Layer* l, const Step* s, const float* x, const float* residual, float* out,
+                               float* work) {
+    long own = l->heads * l->dim, kv = l->kv_heads * l->dim, wide = own + 2 * kv, columns = l->qkv[0].columns;
+    float *qkv = work, *seen = work + s->tokens * wide;
+    linear(l->qkv, 3, NONE, &l->before, x, s->tokens, columns, nullptr, 0, qkv, wide, s->threads);
+    rotate(qkv, s->tokens, wide, l->heads, l->dim, s->rotary, s->cos, s->sin, l->q);
+    rotate(qkv + own, s->tokens, wide, l->kv_heads, l->dim, s->rotary, s->cos, s->sin, l->k);
+    attend(l->k_cache, l->v_cache, l->kv_heads, l->dim, l->format, qkv, wide, qkv + own, wide, qkv + own + kv, wide,
+           l->heads, s->writes, s->tables, s->width, s->lengths, s->starts, s->rows, l->scale, l->window, seen, own,
+           s->threads);
+    linear(&l->o, 1, NONE, &NO_NORM, seen, s->tokens, own, residual, columns, out, columns, s->threads);
+}
+
+// out = feed-forward(norm(x)) (+ residual); `work` has room for gated[0].rows floats a token.
+extern "C" void feed_forward_half(const Layer* l, const Step* s, const float* x, const float* residual, float* out,
+                                  float* work) {
+    long inner = l->gated[0].rows, columns = l->gated[0].columns;
+    linear(l->gated, 2, l->activation, &l->after, x, s->tokens, columns, nullptr, 0, work, inner, s->threads);
+    linear(&l->down, 1, NONE, &NO_NORM, work, s->tokens, inner, residual, columns, out, columns, s->threads);
+}
+
+// Both halves of `count` layers, in place: where no rank has to add what others have computed.
+extern "C" void layers(const Layer* l, int64_t count, const Step* s, float* x, float* work) {
+    for (const Layer* end = l + count; l < end; l++) {
+        attention_half(l, s, x, x, x, work);
+        feed_forward_half(l, s, x, x, x, work);
     }
 }
