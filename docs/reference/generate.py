@@ -174,8 +174,8 @@ def benchmarks_page() -> str:
         NOTE,
         "",
         "Each was run with `make bench-NAME`: both sides in one run, interleaved; medians. All runs stand in",
-        "`bench/results/NAME.json`. Machines differ and are noisy: the ratio says more than the figures. Rivals run in",
-        "environments of their own in `.cache`, made at the first run from `bench/rivals/*.txt`.",
+        "`bench/results/NAME.json`. Machines differ and are noisy: the ratio says more than the figures. Rivals run",
+        "in environments of their own in `.cache`, made at the first run from `bench/rivals/*.txt`.",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())

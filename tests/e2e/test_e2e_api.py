@@ -109,7 +109,7 @@ def test_a_bad_request_is_named_and_the_next_one_works(
 
 
 def settled(live: Live) -> bool:
-    """Two looks, more than a beat apart (a beat may be older than what just began): nothing runs, nothing grows."""
+    """Two looks, more than a beat apart (a beat may be older than what began): nothing runs, nothing grows."""
     before = live.tokens()
     time.sleep(2.5)
     return live.running() == 0 and live.tokens() == before
