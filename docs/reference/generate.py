@@ -174,7 +174,7 @@ def benchmarks_page() -> str:
         NOTE,
         "",
         "Each was run with `make bench-NAME`: both sides in one run, interleaved; medians. All runs stand in",
-        "`bench/results/NAME.json`. Machines differ and are noisy: the ratio says more than the figures. Rivals run",
+        "`bench/results/NAME.json`. Machines are noisy: the ratio says more than the figures. Rivals run",
         "in environments of their own in `.cache`, made at the first run from `bench/rivals/*.txt`.",
     ]
     for path in sorted(RESULTS.glob("*.json")):

@@ -31,7 +31,7 @@ class Model(Frozen, frozen=True):
     dtype: Dtype = "bfloat16"
     """Number format of weights, activations and KV cache. Weights of another format are converted once a node."""
     quantization: Quantization = "none"
-    """"int8": the matrices of the layers as whole numbers of 8 bits, a scale a row: half the memory of bfloat16."""
+    """"int8": the matrices of the layers in 8 bits, one scale a row: half the memory of bfloat16."""
     stage: str | None = None
     """Node-local directory, for instance "/dev/shm" or "$TMPDIR": each node copies the weights there once, and its
     replicas map the copy. It is removed with the last that uses it. Default: weights are mapped where they lie,
