@@ -38,6 +38,7 @@ import replica
 from exahpc.agent import processes
 from exahpc.agent.launch import flavour, mpirun_argv
 from exahpc.deployment.grid import kv_tokens
+from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Launcher, Pool
 from exahpc.launch import place
 from exahpc.wire.folder import Folder
@@ -209,14 +210,14 @@ def _files(pid: int) -> set[Path]:
 
 def _kv(model: Path) -> float:
     """MiB of the whole cache, in float32 as processors without 16-bit kernels keep it, else in bfloat16."""
-    import torch
-
-    from exahpc.deployment.grid import ModelShape
-    from exahpc.replica.engine.linear import work_dtype
-
+    code = (
+        "import torch; from exahpc.replica.engine.linear import work_dtype as w; print(w(torch.bfloat16).itemsize)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )  # MPI stays there
     shape = ModelShape.of(json.loads((model / "config.json").read_text()))
-    numbers = 2 * shape.layers * shape.kv_heads * shape.head_size * KV
-    return numbers * work_dtype(torch.bfloat16).itemsize / 2**20
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * KV * int(told.stdout.split()[-1]) / 2**20
 
 
 @click.command()
@@ -250,6 +251,8 @@ def main(model: Path, replicas: int, starts: int, smoke: bool) -> None:
             },
         }  # fmt: skip
     if smoke:
+        for run in runs:
+            click.echo(run)
         for case, row in comparison.items():
             click.echo(f"{case}: {row}")
         return
