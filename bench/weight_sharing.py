@@ -209,14 +209,17 @@ def _files(pid: int) -> set[Path]:
 
 
 def _kv(model: Path) -> float:
-    """MiB of the whole cache, in float32 as processors without 16-bit kernels keep it, else in bfloat16."""
+    """MiB of the whole cache."""
+    shape = ModelShape.of(json.loads((model / "config.json").read_text()))
     code = (
-        "import torch; from exahpc.replica.engine.linear import work_dtype as w; print(w(torch.bfloat16).itemsize)"
+        "import torch; from exahpc.replica.engine.linear import work_dtype as work; "
+        "from exahpc.replica.engine.native.attention import cache_dtype as own, usable; "
+        f"usable = usable({shape.head_size}, torch.device('cpu')); "
+        "print((own if usable else work)(torch.bfloat16).itemsize)"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )  # MPI stays there
-    shape = ModelShape.of(json.loads((model / "config.json").read_text()))
     return 2 * shape.layers * shape.kv_heads * shape.head_size * KV * int(told.stdout.split()[-1]) / 2**20
 
 

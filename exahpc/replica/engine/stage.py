@@ -29,7 +29,7 @@ from exahpc.replica.engine.graphs import Graphs, recorded
 from exahpc.replica.engine.layers import Composed, Layers, layers_of
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 from exahpc.replica.engine.native.api import Weight
-from exahpc.replica.engine.native.attention import native_attention, usable
+from exahpc.replica.engine.native.attention import cache_dtype, native_attention, usable
 from exahpc.replica.engine.native.stack import Stack
 from exahpc.replica.engine.output import OutputLayer, matrix
 from exahpc.replica.plan import Plan, Row
@@ -42,7 +42,7 @@ class Stage:
     """`forward` runs the layers, `logits` the output layer. Both need `group.init` first.
 
     vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states; dtype: number
-    format of hidden states and KV cache, see `linear.work_dtype`; between: called before the attention of each
+    format of hidden states, see `linear.work_dtype`; between: called before the attention of each
     layer; graphs: of decoding steps, None where the accelerator has none.
     """
 
@@ -76,10 +76,10 @@ class Stage:
         edges = [0, *accumulate(kv_heads_of_rank(shape, ranks, other) for other in range(ranks))]
         heads = edges[rank], edges[rank + 1]
         self.dtype = work_dtype(dtype) if on_cpu else dtype
-        self.cache = PagedCache(
-            last - first, blocks, heads[1] - heads[0], shape.head_size, self.dtype, self.device
-        )
-        self._attention = native_attention if usable(shape.head_size, self.cache.k) else gather_attention
+        own = usable(shape.head_size, self.device)
+        self._attention = native_attention if own else gather_attention
+        kv = cache_dtype(dtype) if own else self.dtype
+        self.cache = PagedCache(last - first, blocks, heads[1] - heads[0], shape.head_size, kv, self.device)
         self.between: Callable[[], None] | None = None
         by_graph = family.fast and recorded(accelerator, ranks)
         self.graphs = Graphs(accelerator, self._layers, heads[1] - heads[0]) if by_graph else None
@@ -87,7 +87,7 @@ class Stage:
         if family.fast:
             found = layers_of(body)
             layers: Layers
-            if self._attention is native_attention and self.dtype == torch.float32:
+            if own:
                 layers = Stack(found, self.cache, lambda: self.between)
             else:
                 layers = Composed(found, self.cache, self._attend, self.dtype)

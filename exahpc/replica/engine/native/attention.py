@@ -11,10 +11,15 @@ from exahpc.replica.engine.attention import PagedCache, Step
 from exahpc.replica.engine.native import api
 
 
-def usable(head_dim: int, blocks: torch.Tensor) -> bool:
-    """Whether `native_attention` serves heads of this size over a cache like `blocks` on this node's CPUs."""
-    fits = BLOCK == 16 and head_dim % 16 == 0 and blocks.dtype in (torch.float32, torch.bfloat16)
-    return fits and blocks.device.type == "cpu" and api.available()
+def usable(head_dim: int, device: torch.device) -> bool:
+    """Whether `native_attention` serves heads of this size on `device`."""
+    return BLOCK == 16 and head_dim % 16 == 0 and device.type == "cpu" and api.available()
+
+
+def cache_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Number format of the cache that it reads, for a model in `dtype`: bfloat16 for bfloat16, as other engines
+    keep it too, since at long contexts reading it is what takes the time; else float32."""
+    return dtype if dtype == torch.bfloat16 else torch.float32
 
 
 def native_attention(

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
 #if defined(__FMA__)
 #include <immintrin.h>
@@ -117,14 +118,10 @@ static inline F exponential(F x) {
     x = x < -87.3f ? spread(-87.3f) : x;
     x = x > 88.3f ? spread(88.3f) : x;
     F shifted = x * 1.44269504088896341f + 12582912.f, n = shifted - 12582912.f;  // nearest integer
-    F r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    F p = spread(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.f;
+    F r = fma(n, spread(2.12194440e-4f), fma(n, spread(-0.693359375f), x)), p = spread(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = fma(p, r, spread(c));
+    p = fma(p * r, r, r) + 1.f;
     return p * (F)(((I)shifted << 23) + 0x3f800000);
 }
 
@@ -480,6 +477,12 @@ static const float* unpacked(const Cache& c, const void* from, long block, long 
     return to;
 }
 
+static void prefetch(const Cache& c, const void* from, long block, long head) {
+    long bytes = BLOCK * c.dim * (c.format == FLOAT32 ? 4 : 2);
+    auto at = (const char*)from + (block * c.heads + head) * bytes;
+    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+}
+
 static void write(const Cache& c, void* to, long at, const float* from) {
     if (c.format == FLOAT32) {
         memcpy((float*)to + at, from, c.dim * sizeof(float));
@@ -494,51 +497,73 @@ static void write(const Cache& c, void* to, long at, const float* from) {
     }
 }
 
-struct Query {  // softmax so far (Milakov and Gimelshein, 2018): maximum of the scores, sum of weights, weighted values
-    float most, sum;
+struct Query {  // softmax so far (Milakov and Gimelshein, 2018): largest score, sum of weights, weighted values
+    const float* q;
     float* values;
+    float most, sum;
+    long low, high;  // keys of the block at hand that it sees
 };
 
-// Takes keys and values [low, high) of one block into one query.
-static inline void take(Query& state, const float* q, const float* k, const float* v, long dim, long low, long high,
-                        float scale) {
-    alignas(64) float p[BLOCK];
+static inline F larger(F a, F b) { return a > b ? a : b; }
+static inline float largest(F v) {  // NaN is passed over: it comes back as weight
+    alignas(64) float x[L];
+    store(x, v);
+    for (int n = L / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
+    return x[0];
+}
+
+// Scores of one query with all keys of a block; those outside [low, high) it does not see.
+static inline void score(const Query& of, const float* k, long dim, float scale, float* p) {
     for (long j = 0; j < BLOCK; j += 8) {
         F acc[8] = {};
         for (long d = 0; d < dim; d += L) {
-            F x = load<F>(q + d);
+            F x = load<F>(of.q + d);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) acc[i] = fma(x, load<F>(k + (j + i) * dim + d), acc[i]);
         }
         store(p + j, sums(acc[0], acc[1], acc[2], acc[3]) * scale);
         store(p + j + 4, sums(acc[4], acc[5], acc[6], acc[7]) * scale);
     }
-    float most = state.most;
-    for (long j = low; j < high; j++) most = p[j] > most ? p[j] : most;
-    if (most > state.most) {
-        float factor = exponential(spread(state.most - most))[0];
-        state.sum *= factor;
-        for (long d = 0; d < dim; d += L) store(state.values + d, load<F>(state.values + d) * factor);
-        state.most = most;
+    for (long j = 0; j < of.low; j++) p[j] = -INFINITY;
+    for (long j = of.high; j < BLOCK; j++) p[j] = -INFINITY;
+}
+
+// Scores to weights, relative to the largest score so far; what was taken before is made relative to it too.
+static inline void soften(Query& of, long dim, float* p) {
+    F best = load<F>(p);
+    for (long j = L; j < BLOCK; j += L) best = larger(best, load<F>(p + j));
+    float most = largest(best);
+    if (most > of.most) {
+        float factor = exponential(spread(of.most - most))[0];
+        of.sum *= factor;
+        for (long d = 0; d < dim; d += L) store(of.values + d, load<F>(of.values + d) * factor);
+        of.most = most;
     }
     F total = {};
-    for (long j = 0; j < BLOCK; j += L) store(p + j, exponential(load<F>(p + j) - most));
-    for (long j = 0; j < low; j++) p[j] = 0.f;
-    for (long j = high; j < BLOCK; j++) p[j] = 0.f;
-    for (long j = 0; j < BLOCK; j += L) total += load<F>(p + j);
-    state.sum += sum(total);
+    for (long j = 0; j < BLOCK; j += L) {
+        F score = load<F>(p + j), weight = exponential(score - of.most);
+        weight = score == -INFINITY ? (F){} : weight;
+        store(p + j, weight);
+        total += weight;
+    }
+    of.sum += sum(total);
+}
+
+static inline void take(const Query& of, const float* p, const float* v, long dim) {
     auto add = [&](long d, auto count) __attribute__((always_inline)) {
         constexpr int N = decltype(count)::value;
         F acc[N];
 #pragma GCC unroll 8
-        for (int i = 0; i < N; i++) acc[i] = load<F>(state.values + d + i * L);
-        for (long j = low; j < high; j++)
+        for (int i = 0; i < N; i++) acc[i] = load<F>(of.values + d + i * L);
+        for (long j = of.low; j < of.high; j++)
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) acc[i] = fma(spread(p[j]), load<F>(v + j * dim + d + i * L), acc[i]);
 #pragma GCC unroll 8
-        for (int i = 0; i < N; i++) store(state.values + d + i * L, acc[i]);
+        for (int i = 0; i < N; i++) store(of.values + d + i * L, acc[i]);
     };
     long d = 0;
+    for (; d + 8 * L <= dim; d += 8 * L) add(d, std::integral_constant<int, 8>());
     for (; d + 4 * L <= dim; d += 4 * L) add(d, std::integral_constant<int, 4>());
     for (; d < dim; d += L) add(d, std::integral_constant<int, 1>());
 }
@@ -549,27 +574,37 @@ static void attend_tile(const Cache& c, const int32_t* table, long head, long gr
     long dim = c.dim, size = BLOCK * dim, count = tokens * group;
     float *room = scratch(2 * size + count * dim), *values = room + 2 * size;
     Query state[count];
+    alignas(64) float p[count][BLOCK];
     memset(values, 0, count * dim * sizeof(float));
-    for (long i = 0; i < count; i++) state[i] = {-INFINITY, 0.f, values + i * dim};
+    for (long i = 0; i < count; i++)
+        state[i] = {q + i / group * ldq + (head * group + i % group) * dim, values + i * dim, -INFINITY, 0.f, 0, 0};
     long seen = position - window + 1, last = position + tokens - 1;
     for (long b = seen > 0 ? seen / BLOCK : 0; b <= last / BLOCK; b++) {
+        if (b < last / BLOCK) {
+            prefetch(c, c.k, table[b + 1], head);
+            prefetch(c, c.v, table[b + 1], head);
+        }
         const float* k = unpacked(c, c.k, table[b], head, room);
         const float* v = unpacked(c, c.v, table[b], head, room + size);
-        for (long t = 0; t < tokens; t++) {
-            long own = position + t, low = own - window + 1 - b * BLOCK, high = own + 1 - b * BLOCK;
-            low = low < 0 ? 0 : low;
-            high = high > BLOCK ? BLOCK : high;
-            if (low < high)
-                for (long g = 0; g < group; g++)
-                    take(state[t * group + g], q + t * ldq + (head * group + g) * dim, k, v, dim, low, high, scale);
+        long from = count, to = 0;  // queries that see any
+        for (long i = 0; i < count; i++) {
+            long own = position + i / group, low = own - window + 1 - b * BLOCK, high = own + 1 - b * BLOCK;
+            state[i].low = low < 0 ? 0 : low;
+            state[i].high = high > BLOCK ? BLOCK : high;
+            if (state[i].low < state[i].high) {
+                from = i < from ? i : from;
+                to = i + 1;
+            }
         }
+        // One after the other these are long chains; query by query they overlap.
+        for (long i = from; i < to; i++) score(state[i], k, dim, scale, p[i]);
+        for (long i = from; i < to; i++) soften(state[i], dim, p[i]);
+        for (long i = from; i < to; i++) take(state[i], p[i], v, dim);
     }
-    for (long t = 0; t < tokens; t++)
-        for (long g = 0; g < group; g++) {
-            const Query& s = state[t * group + g];
-            float* to = out + t * ldo + (head * group + g) * dim;
-            for (long d = 0; d < dim; d++) to[d] = s.values[d] / s.sum;
-        }
+    for (long i = 0; i < count; i++) {
+        float* to = out + i / group * ldo + (head * group + i % group) * dim;
+        for (long d = 0; d < dim; d++) to[d] = state[i].values[d] / state[i].sum;
+    }
 }
 
 // Writes k and v of all tokens to the cache, then attends. Arguments as in attention.Step: writes [tokens], tables
