@@ -4,12 +4,13 @@
 
 16 sequences generate. Then a prompt of 4,000 tokens arrives. Counted are the times between two tokens of each
 sequence, from the arrival to the prompt's first token and in at least 100 iterations, and without the prompt in as
-many. Sides: the prompt tokens of one iteration that ranks on processors use, others (--chunks), and `unchunked`,
-which computes a prompt in one go. About 10 minutes. Writes bench/results/chunked-prefill.json.
+many. Sides: the prompt tokens of one iteration that ranks on processors use, fixed other numbers (--chunks), and
+`unchunked`, which computes a prompt in one go. About 10 minutes. Writes bench/results/chunked-prefill.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
@@ -20,16 +21,21 @@ import click
 import common
 import engine
 
+from exahpc.deployment.shape import ModelShape
 from exahpc.launch import place
-from exahpc.replica.rank import CPU_CHUNK
+from exahpc.replica.rank import CPU_CHUNK, far
 
 DECODING, LONG, LEAST, WARM = 16, 4000, 100, 4
+NEVER = 1_000_000
+"""Tokens of a prompt count alike, wherever they are."""
 OURS, QUIET, WHOLE = "exahpc", "no prompt", "unchunked"
 
 
-def gaps(rank: engine.Engine, chunk: int, seed: int, long: int, steps: int) -> tuple[list[float], float]:
+def gaps(
+    rank: engine.Engine, chunk: int, reach: int, seed: int, long: int, steps: int
+) -> tuple[list[float], float]:
     """Seconds between tokens, and from the arrival of a prompt of `long` tokens (0: none) to its first token."""
-    rank.clear(budget=chunk + 2 * DECODING, chunk=chunk)
+    rank.clear(budget=chunk + 2 * DECODING, chunk=chunk, far=reach)
     for ids in engine.prompts(DECODING, 32, seed):
         rank.add(ids, 900)
     started: set[int] = set()
@@ -65,13 +71,14 @@ def main(model: Path, chunks: str, rounds: int, long: int, core: int, smoke: boo
     os.sched_setaffinity(0, {core})
     engine.start()
     rank = engine.Engine(model, sequences=DECODING + 1, context=max(long, 1000) + 100)
-    sides = {QUIET: (CPU_CHUNK, 0), OURS: (CPU_CHUNK, long), WHOLE: (long, long)}
-    sides |= {f"chunk {n}": (int(n), long) for n in chunks.split(",") if n}
+    ours = far(ModelShape.of(json.loads((model / "config.json").read_text())), on_cpu=True)
+    sides = {QUIET: (CPU_CHUNK, ours, 0), OURS: (CPU_CHUNK, ours, long), WHOLE: (long, NEVER, long)}
+    sides |= {f"chunk {n}": (int(n), NEVER, long) for n in chunks.split(",") if n}
     runs: list[dict[str, Any]] = []
     case = f"{DECODING} sequences, prompt of {long}"
     for number in range(rounds):
-        for side, (chunk, prompt) in sides.items():
-            found, first = gaps(rank, chunk, 10 * number, prompt, LEAST)
+        for side, (chunk, reach, prompt) in sides.items():
+            found, first = gaps(rank, chunk, reach, 10 * number, prompt, LEAST)
             found.sort()
             runs.append(
                 {

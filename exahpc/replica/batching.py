@@ -7,9 +7,9 @@ overtakes.
 
 **A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts; while
 online sequences decode, so that they need not wait long for their next token, only `chunk` prompt tokens or two
-for each that decodes. The prompt with the lowest key is sure of a quarter of that room (a block at least) in every
-plan; the others go by what is left of them, the shortest first, batch rows last. So a long prompt neither holds up
-short ones nor waits for ever.
+for each that decodes, and fewer far into a long prompt. The prompt with the lowest key is sure of a quarter of that
+room (a block at least) in every plan; the others go by what is left of them, the shortest first, batch rows last.
+So a long prompt neither holds up short ones nor waits for ever.
 
 **Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
 it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
@@ -22,6 +22,7 @@ plan takes its share of the decoding ones, so lanes stay even.
 
 from __future__ import annotations
 
+import math
 from itertools import repeat
 
 from exahpc.errors import StateError
@@ -33,9 +34,6 @@ from exahpc.replica.sequence import Sequence
 from exahpc.wire.messages import Admit, Likelihood, NoRoom, Reason, Tokens
 
 __all__ = ["Limits", "Scheduler", "least_budget"]
-
-_PER_DECODING = 2
-"""With so many prompt tokens beside each decoding one, an iteration takes up to three times as long as without."""
 
 
 class Scheduler:
@@ -196,33 +194,31 @@ class Scheduler:
         prompts = [s for s in idle if s.left > 1]
         decoding = sorted((s for s in idle if s.left == 1), key=lambda s: (s.turn, s.key))
         due = decoding[: -(-(len(residents.running) - len(prompts)) // self.limits.lanes)]
-        room = self._room(len(due), any(not s.message.batch for s in residents.running if s.left <= 1))
+        hurry = any(not s.message.batch for s in residents.running if s.left <= 1)  # in any lane
+        room = self.limits.room(len(due), hurry)
         sure = _sure(prompts, room)
         chosen: list[tuple[Sequence, Row]] = []
         for sequence in sorted([*due, *prompts[:1]], key=lambda s: s.key):
             if sequence.slot < 0:  # gave way to one before it
                 continue
             decodes = sequence.left == 1
-            count = 1 if decodes else sequence.cut(sure)
+            weight = self.limits.weight(sequence.cached, hurry)
+            count = 1 if decodes else sequence.cut(max(BLOCK, math.ceil(sure / weight)))
             if residents.grow(sequence, count):
                 chosen.append((sequence, self._row(sequence, count)))
-                room -= 0 if decodes else count
+                room -= 0 if decodes else int(count * weight)
             elif sequence.slot >= 0:  # it waits for tokens in flight: nobody takes what they will give back
                 return chosen
         for sequence in sorted(prompts[1:], key=lambda s: (*_size(s), s.key)):
             if sequence.slot < 0:
                 continue
             residents.adopt(sequence)  # also what rows of this very plan compute
-            count = sequence.cut(min(sequence.left, room))
+            weight = self.limits.weight(sequence.cached, hurry)
+            count = sequence.cut(max(0, math.ceil(room / weight)))
             if count and residents.has(sequence, count) and residents.grow(sequence, count):
                 chosen.append((sequence, self._row(sequence, count)))
-                room -= count
+                room -= int(count * weight)
         return chosen
-
-    def _room(self, due: int, hurry: bool) -> int:
-        """Prompt tokens of a plan beside so many decoding sequences. hurry: online ones decode, in any lane."""
-        room = self.limits.budget - due
-        return min(room, max(self.limits.chunk, _PER_DECODING * due)) if hurry else room
 
     def _row(self, sequence: Sequence, count: int) -> Row:
         before = sequence.cached

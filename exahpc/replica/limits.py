@@ -8,14 +8,18 @@ from exahpc.errors import StateError
 from exahpc.replica.blocks import BLOCK, blocks_of
 from exahpc.wire.messages import Admit
 
+_PER_DECODING = 2
+"""With so many prompt tokens beside each decoding one, an iteration takes up to three times as long as without."""
+
 
 class Limits(msgspec.Struct, frozen=True):
     """What bounds the plans of a replica.
 
     sequences: slots; blocks: of the KV cache; context: tokens of the longest sequence; budget: tokens of one plan;
     lanes: plans in flight; vocabulary: token ids are below it; chunk: prompt tokens of a plan while online
-    sequences decode; queue: waiting sequences beyond which no further is taken in; patience: steps by which online
-    sequences go before batch rows; prefix: share equal beginnings.
+    sequences decode; far: cached tokens to which a token's attention takes as long as all else for it; queue:
+    waiting sequences beyond which no further is taken in; patience: steps by which online sequences go before
+    batch rows; prefix: share equal beginnings.
     """
 
     sequences: int
@@ -25,6 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
     lanes: int
     vocabulary: int
     chunk: int = 100_000
+    far: int = 1_000_000
     queue: int = 100_000
     patience: int = 1000
     prefix: bool = True
@@ -37,6 +42,15 @@ class Limits(msgspec.Struct, frozen=True):
             raise StateError(
                 f"budget = {self.budget}: every sequence and one block of a prompt need {least} tokens"
             )
+
+    def room(self, decoding: int, hurry: bool) -> int:
+        """Prompt tokens of a plan beside so many decoding sequences. hurry: some of these are online."""
+        room = self.budget - decoding
+        return min(room, max(self.chunk, _PER_DECODING * decoding)) if hurry else room
+
+    def weight(self, cached: int, hurry: bool) -> float:
+        """What a prompt token after so many cached ones counts for in `room`: time matters if there is a hurry."""
+        return 1 + cached / self.far if hurry else 1.0
 
 
 def least_budget(sequences: int, lanes: int) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from exahpc.deployment.architectures import check
 from exahpc.deployment.grid import BLOCK, kv_tokens
 from exahpc.deployment.parse import load
+from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
 from exahpc.replica.devices import Device, choose
@@ -31,6 +32,8 @@ CPU_BUDGET, DEVICE_BUDGET = 256, 2048
 """Tokens of one plan: enough to keep a processor (an accelerator) busy with prompts."""
 CPU_CHUNK, DEVICE_CHUNK = 32, 1024
 """Prompt tokens of one plan while online sequences decode, see `batching`; by bench/chunked_prefill.py."""
+CPU_SLOWNESS = 3
+"""An operation of attention over a long prompt takes so much longer than one of a matrix product on processors."""
 QUEUE = 8
 """Sequences that may wait for each that may run: the agent sends no more than run, so this is only a bound."""
 
@@ -105,6 +108,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
             context=context,
             budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
             chunk=DEVICE_CHUNK if device else CPU_CHUNK,
+            far=far(ModelShape.of(config), on_cpu=device is None),
             lanes=grid.stages,
             vocabulary=stage.vocabulary_size,
             queue=QUEUE * pool.max_sequences,
@@ -115,6 +119,14 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path)
     worker.finish()
     world.Barrier()
     weights.close()
+
+
+def far(shape: ModelShape, *, on_cpu: bool) -> int:
+    """Cached tokens to which a token's attention takes as long as its products (`Limits.far`).
+
+    Operations of a layer: 2 for each parameter, 4 x heads x head size for each cached token.
+    """
+    return max(1, shape.layer_work // (2 * shape.heads * shape.head_size) // (CPU_SLOWNESS if on_cpu else 1))
 
 
 def follow(worker: Worker) -> None:

@@ -135,10 +135,13 @@ class Batching(RuleBasedStateMachine):
         blocks=st.integers(3, 14),
         prefix=st.booleans(),
         chunk=st.sampled_from([16, 1000]),
+        far=st.sampled_from([8, 1000]),
     )
-    def begin(self, sequences: int, lanes: int, more: int, blocks: int, prefix: bool, chunk: int) -> None:
+    def begin(
+        self, sequences: int, lanes: int, more: int, blocks: int, prefix: bool, chunk: int, far: int
+    ) -> None:
         budget = least_budget(sequences, lanes) + more
-        self.limits = limits(sequences, blocks, budget, lanes, patience=5, prefix=prefix, chunk=chunk)
+        self.limits = limits(sequences, blocks, budget, lanes, patience=5, prefix=prefix, chunk=chunk, far=far)
         self.scheduler = Scheduler(self.limits)
         self.cells = Cells(self.limits)
         self.number = 0
@@ -361,6 +364,15 @@ def test_prompts_take_small_parts_while_online_sequences_decode(decoding: int, b
         step(s)
     s.admit(admit(99, 90, 1))
     assert len(step(s)[0].rows[-1].ids) == prompt
+
+
+def test_parts_become_smaller_far_into_a_long_prompt() -> None:
+    s = Scheduler(limits(budget=200, chunk=48, far=32))
+    s.admit(admit(1, 1, 50))
+    step(s)
+    s.admit(admit(2, 95, 1))
+    sizes = [len(step(s)[0].rows[-1].ids) for _ in range(4)]
+    assert sizes == [48, 16, 16, 15], "48 / (1 + 48 / 32) are 19, which is one block; never less than one"
 
 
 def test_prompts_of_batch_rows_come_after_those_of_online_requests() -> None:
