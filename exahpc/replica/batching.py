@@ -7,9 +7,9 @@ overtakes.
 
 **A plan** holds one token of each decoding sequence and fills the rest of `budget` with parts of prompts; while
 online sequences decode, so that they need not wait long for their next token, only `chunk` prompt tokens or two
-for each that decodes, and fewer far into a long prompt. The prompt with the lowest key is sure of a quarter of that
-room (a block at least) in every plan; the others go by what is left of them, the shortest first, batch rows last.
-So a long prompt neither holds up short ones nor waits for ever.
+for each that decodes, and fewer far into a long prompt. The prompt with the lowest key is sure of a quarter of
+that room (a block at least) in every plan; the others go by what is left of them, the shortest first, batch rows
+last. So a long prompt neither holds up short ones nor waits for ever.
 
 **Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
 it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
