@@ -38,7 +38,7 @@ import replica
 from exahpc.agent import processes
 from exahpc.agent.launch import flavour, mpirun_argv
 from exahpc.deployment.grid import kv_tokens
-from exahpc.deployment.shape import ModelShape
+from exahpc.deployment.shape import BYTES, ModelShape
 from exahpc.deployment.spec import Launcher, Pool
 from exahpc.launch import place
 from exahpc.wire.folder import Folder
@@ -209,18 +209,9 @@ def _files(pid: int) -> set[Path]:
 
 
 def _kv(model: Path) -> float:
-    """MiB of the whole cache."""
+    """MiB of the whole cache, bfloat16."""
     shape = ModelShape.of(json.loads((model / "config.json").read_text()))
-    code = (
-        "import torch; from exahpc.replica.engine.linear import work_dtype as work; "
-        "from exahpc.replica.engine.native.attention import cache_dtype as own, usable; "
-        f"usable = usable({shape.head_size}, torch.device('cpu')); "
-        "print((own if usable else work)(torch.bfloat16).itemsize)"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )  # MPI stays there
-    return 2 * shape.layers * shape.kv_heads * shape.head_size * KV * int(told.stdout.split()[-1]) / 2**20
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * KV * BYTES["bfloat16"] / 2**20
 
 
 @click.command()
