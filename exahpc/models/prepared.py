@@ -52,10 +52,15 @@ def prepare(source: Path, target: Path, wanted: Wanted, told: Callable[[float], 
 
 
 def seal(folder: Path) -> int:
-    """Write the manifest of a checkpoint as it is now; returns its bytes. Raises DeploymentError."""
+    """Write the manifest of a checkpoint as it is now; returns its bytes. Raises DeploymentError, also when one
+    of its files is seen to be cut: a seal would vouch for it."""
     found = look(folder)
+    names = [file.name for file in found.files]
+    for name in names:
+        if name.endswith(".safetensors"):
+            read_head(folder / name)
     try:
-        made = manifest.make(folder, [file.name for file in found.files])
+        made = manifest.make(folder, names)
         (folder / manifest.NAME).write_bytes(made.encode())
     except OSError as error:
         raise DeploymentError(f"{folder} cannot be sealed: {error}") from None

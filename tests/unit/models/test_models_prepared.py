@@ -63,3 +63,12 @@ def test_a_seal_names_what_replicas_read_and_finds_damage(tmp_path: Path) -> Non
         file.write(b"?")
     assert manifest.sizes_fit(source, told)
     assert not manifest.fits(source, told)
+
+
+def test_a_file_that_was_cut_is_not_sealed(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m")
+    with (source / "a.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)
+    with pytest.raises(DeploymentError, match="cut or damaged"):
+        seal(source)
+    assert manifest.read(source) is None
