@@ -83,12 +83,13 @@ def curve(
             f"--prompt and 1.5 x --new are {longest} tokens, more than the context of {context}"
         )
     levels = concurrency or powers(measure.sequences)
+    target = output or Path(f"curve-{folder.path.name}")
+    report.make(target)
     notes.print(f"{len(levels)} levels of {warm + seconds:g} s: {', '.join(map(str, levels))} requests at once")
     found = measure.run(levels, Shape(prompt, new), seconds=seconds, warm=warm, tell=_tell)
     Console(highlight=False).print(_table(found))
     for line in found.notes:
         notes.print(line, markup=False)
-    target = output or Path(f"curve-{folder.path.name}")
     for path in report.write(found, target):
         click.echo(path)
     try:

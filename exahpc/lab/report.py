@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ from exahpc.lab.curve import Curve
 from exahpc.lab.level import Level
 
 MIB = 2**20
+
+
+def make(folder: Path) -> None:
+    """Make the folder, before hours of measuring. Raises ExahpcError when nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ExahpcError(f"nothing can be written to {folder} ({error.strerror}): name another folder") from None
 
 
 def write(curve: Curve, folder: Path) -> list[Path]:

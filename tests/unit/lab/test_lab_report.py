@@ -12,7 +12,7 @@ import pytest
 from exahpc.errors import ExahpcError
 from exahpc.lab.curve import Curve
 from exahpc.lab.level import Level, Spread
-from exahpc.lab.report import plot, write
+from exahpc.lab.report import make, plot, write
 
 
 def one(concurrency: int, rate: float, kv: int | None, memory: int | None) -> Level:
@@ -55,3 +55,13 @@ def test_without_matplotlib_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ExahpcError, match=r"pip install 'exahpc\[plot\]'"):
         plot(curve, [tmp_path / "curve.png"])
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_measuring(tmp_path: Path) -> None:
+    make(tmp_path / "a" / "b")
+    make(tmp_path / "a" / "b")
+    assert not list((tmp_path / "a" / "b").iterdir())
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "x", Path("/proc/x")):
+        with pytest.raises(ExahpcError, match="name another folder"):
+            make(folder)
