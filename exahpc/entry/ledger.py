@@ -212,8 +212,8 @@ class Ledger:
         record.happen(event, detail)
         record.sequences = sum(not choice.finished for choice in record.choices) or 1
         record.shun, record.replica = record.replica, None
-        record.why = detail
         if event == "lost":
+            record.why = detail
             record.deaths += 1
             record.since = now
 

@@ -338,6 +338,19 @@ def test_a_sign_of_life_without_ids_is_progress_that_nothing_goes_on_from() -> N
     assert (again.attempt, again.resume, again.seed) == (2, [], 1)
 
 
+def test_the_refusal_of_who_waited_in_vain_names_the_death_also_after_a_busy_answer() -> None:
+    desk = Desk(load(TOML), lambda n: 0)
+    desk.table(m.FleetTable(1, 1, [m.AgentRoute("a", 0, 1, "x", [m.Route(0, 1, CAPACITY)])]), 0.0)
+    (agent,) = desk.router.agents.values()
+    desk.link_up(agent, 0.0)
+    record = Record("r1", "chat", b"", stream=True, seed=1, created=1, choices=1, prompt=1, new=9)
+    desk.open(record, 0.0)
+    desk.failed(agent, m.Failed("r1", 1, 500, "rank 3 was killed", retry=True), 0.0)
+    assert record.phase == "running"
+    desk.busy(agent, m.Busy("r1", 2), 0.0)
+    assert (record.phase, record.deaths, record.why) == ("waiting", 1, "rank 3 was killed")
+
+
 def test_an_event_outside_the_table_tells_the_requests_story() -> None:
     record = Record("r1", "chat", b"", stream=True, seed=1, created=1, choices=1, prompt=1, new=1)
     record.happen("send", "a/0 slot 0.1")
