@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from exahpc.wire.link import ask
 
 _PATIENCE = 5.0
 """Seconds before, and between, two looks into the logs of those that are not up."""
+_AGE = re.compile(r" \d+ s ago")
 _ORDER: tuple[m.ReplicaPhase, ...] = ("down", "launching", "loading", "canary", "ready", "draining")
 
 
@@ -73,9 +75,11 @@ def stories(reply: m.StatusReply) -> list[str]:
 
 
 def _fresh(lines: list[str], told: set[str]) -> Iterator[str]:
+    """A note that only grew older is no news."""
     for line in lines:
-        if line not in told:
-            told.add(line)
+        what = _AGE.sub("", line)
+        if what not in told:
+            told.add(what)
             yield line
 
 

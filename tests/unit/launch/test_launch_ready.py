@@ -39,6 +39,13 @@ def test_a_broker_that_knows_nothing_yet_is_not_ready() -> None:
     assert not ready.progress(reply(wanted=0), set()).is_ready
 
 
+def test_a_note_that_only_grew_older_is_not_told_again() -> None:
+    told: set[str] = set()
+    for age, news in ((1, 1), (2, 0), (30, 0)):
+        answer = reply("down", wanted=1, notes=(f"a/0 on n1: agent ended {age} s ago (no directory)",))
+        assert len(ready.progress(answer, told).news) == news
+
+
 def test_a_story_is_told_once() -> None:
     told: set[str] = set()
     answer = reply("down", wanted=1, story="exit code 1: no such file", notes=("pool a waits for nodes",))
