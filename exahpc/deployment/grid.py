@@ -12,6 +12,9 @@ from exahpc.deployment.spec import Dtype, Pool, Quantization
 BLOCK = 16
 """Tokens of one block of the KV cache."""
 
+CACHED = 512
+"""Cached tokens that a new one looks at, where the work of layers is weighed against that of the output layer."""
+
 
 class Ledger(msgspec.Struct, frozen=True):
     """Bytes of one replica and of its fullest rank. Activations and the runtime come on top."""
@@ -46,8 +49,8 @@ def kv_tokens(pool: Pool, context: int) -> int:
 def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
     """Layers of each pipeline stage, such that the slowest is as fast as can be.
 
-    A pipeline runs at the pace of its slowest stage. Work is counted in parameters that a token is multiplied by;
-    the last stage has the output layer besides, which is worth many layers of a small model with a large
+    A pipeline runs at the pace of its slowest stage. Work is counted in parameters that a token is multiplied by,
+    and attention over CACHED tokens; the last stage has the output layer besides, worth many layers of a small
     vocabulary. That is the balance of decoding, where every row of a step is sampled. Every stage has a layer at
     least (`architectures.check` refuses more stages than layers). What is left over goes to later stages: the
     first one's ranks also schedule.
@@ -55,9 +58,10 @@ def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
     if stages == 1:
         return (shape.layers,)
     others = stages - 1
+    layer = shape.layer_work + CACHED * shape.look_work
 
     def slowest(last: int) -> int:
-        return max(-(-(shape.layers - last) // others) * shape.layer_work, last * shape.layer_work + shape.table)
+        return max(-(-(shape.layers - last) // others) * layer, last * layer + shape.table)
 
     last = min(range(shape.layers - others, 0, -1), key=slowest)  # of equals the evenest
     each, left = divmod(shape.layers - last, others)

@@ -97,6 +97,11 @@ class ModelShape(msgspec.Struct, frozen=True):
         return self._mean(self.experts_per_token) + self.attention
 
     @property
+    def look_work(self) -> int:
+        """Multiplications of one layer's attention for each cached token that a new one looks at."""
+        return 2 * self.heads * self.head_size
+
+    @property
     def parameters(self) -> int:
         tables = (1 if self.tied else 2) * self.table + self.learned_positions * self.hidden
         return self.layers * self.layer_parameters + tables + self.hidden

@@ -126,7 +126,7 @@ def far(shape: ModelShape, *, on_cpu: bool) -> int:
 
     Operations of a layer: 2 for each parameter, 4 x heads x head size for each cached token.
     """
-    return max(1, shape.layer_work // (2 * shape.heads * shape.head_size) // (CPU_SLOWNESS if on_cpu else 1))
+    return max(1, shape.layer_work // shape.look_work // (CPU_SLOWNESS if on_cpu else 1))
 
 
 def follow(worker: Worker) -> None:
