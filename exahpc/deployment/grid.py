@@ -50,10 +50,10 @@ def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
     """Layers of each pipeline stage, such that the slowest is as fast as can be.
 
     A pipeline runs at the pace of its slowest stage. Work is counted in parameters that a token is multiplied by,
-    and attention over CACHED tokens; the last stage has the output layer besides, worth many layers of a small
-    vocabulary. That is the balance of decoding, where every row of a step is sampled. Every stage has a layer at
-    least (`architectures.check` refuses more stages than layers). What is left over goes to later stages: the
-    first one's ranks also schedule.
+    and attention over CACHED tokens; the last stage has the output layer besides, which is worth many layers where
+    a small model has a large vocabulary. That is the balance of decoding, where every row of a step is sampled.
+    Every stage has a layer at least (`architectures.check` refuses more stages than layers). What is left over
+    goes to later stages: the first one's ranks also schedule.
     """
     if stages == 1:
         return (shape.layers,)
