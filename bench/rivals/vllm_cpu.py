@@ -22,6 +22,7 @@ CORES = sorted(os.sched_getaffinity(0))
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"),
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop in this process, without a socket between
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
