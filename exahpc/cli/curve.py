@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from exahpc.lab.level import Level
 from exahpc.lab.load import Shape
 
 _MOST = 1024
+"""Requests at once: beyond that, this process would measure itself."""
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of a shell."""
 
 
 def _rising(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -29,6 +33,10 @@ def _rising(ctx: click.Context, param: click.Parameter, value: str | None) -> li
         found = []
     if not found or found[0] < 1 or any(b <= a for a, b in pairwise(found)):
         raise click.BadParameter(f"{value!r}: give rising whole numbers from 1 up, for example 1,2,4,8")
+    if found[-1] > _MOST:
+        raise click.BadParameter(
+            f"{found[-1]} requests at once are more than one client can measure: give levels up to {_MOST}"
+        )
     return found
 
 
@@ -73,7 +81,7 @@ def curve(
     """Measure NAME under more and more requests at once.
 
     Writes throughput, latency and memory of each level, and marks the knee. The load goes through the endpoint,
-    like that of any client: best when nobody else uses it.
+    like that of any client: best when nobody else uses it. After Ctrl-C the levels that were finished are written.
     """
     folder, deployment = opened(name)
     measure = Measure(folder, deployment, live_endpoint(folder), first_key(folder))
@@ -86,7 +94,18 @@ def curve(
     target = output or Path(f"curve-{folder.path.name}")
     report.make(target)
     notes.print(f"{len(levels)} levels of {warm + seconds:g} s: {', '.join(map(str, levels))} requests at once")
-    found = measure.run(levels, Shape(prompt, new), seconds=seconds, warm=warm, tell=_tell)
+    shape, done = Shape(prompt, new), list[Level]()
+    ending: KeyboardInterrupt | ExahpcError | None = None
+    try:
+        for level in measure.levels(levels, shape, seconds=seconds, warm=warm):
+            done.append(level)
+            _tell(level)
+    except (KeyboardInterrupt, ExahpcError) as error:
+        if not done:
+            raise
+        ending = error
+    cut = f"it was interrupted: {len(done)} of {len(levels)} levels were measured"
+    found = measure.curve(done, shape, [cut] if ending else [])
     Console(highlight=False).print(_table(found))
     for line in found.notes:
         notes.print(line, markup=False)
@@ -99,6 +118,10 @@ def curve(
         notes.print(str(error), markup=False)
     else:
         click.echo("\n".join(map(str, pictures)))
+    if isinstance(ending, ExahpcError):
+        raise ending
+    if ending is not None:
+        sys.exit(_INTERRUPTED)
 
 
 def _tell(level: Level) -> None:

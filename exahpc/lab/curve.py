@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,21 +71,18 @@ class Measure:
         busy = sum(state.running for agent in reply.agents for state in agent.replicas)
         self.notes = [f"{busy} sequences of others ran when it began: the figures include them"] if busy else []
 
-    def run(
-        self,
-        concurrencies: Sequence[int],
-        shape: Shape,
-        *,
-        seconds: float,
-        warm: float,
-        tell: Callable[[Level], None],
-    ) -> Curve:
-        """concurrencies: rising; seconds, warm: of each level, counted and before that; tell: hears each level."""
-        levels = []
-        for concurrency in concurrencies:
-            levels.append(asyncio.run(self._level(concurrency, shape, seconds, warm)))
-            tell(levels[-1])
-            self._calm()
+    def levels(
+        self, concurrencies: Sequence[int], shape: Shape, *, seconds: float, warm: float
+    ) -> Iterator[Level]:
+        """Each level as it ends. concurrencies: rising; seconds, warm: of each level, counted and before that."""
+        for number, concurrency in enumerate(concurrencies):
+            if number:
+                self._calm()
+            yield asyncio.run(self._level(concurrency, shape, seconds, warm))
+
+    def curve(self, levels: Sequence[Level], shape: Shape, notes: Sequence[str] = ()) -> Curve:
+        """What these levels tell together; notes: besides those of the measurement."""
+        concurrencies = [one.concurrency for one in levels]
         found = knee(concurrencies, [one.tokens_per_second for one in levels])
         return Curve(
             deployment=self._folder.path.name,
@@ -99,7 +96,7 @@ class Measure:
             new=shape.new,
             levels=tuple(levels),
             knee=None if found is None else concurrencies[found],
-            notes=tuple(self.notes),
+            notes=(*self.notes, *notes),
         )
 
     async def _level(self, concurrency: int, shape: Shape, seconds: float, warm: float) -> Level:
@@ -118,8 +115,9 @@ class Measure:
             await asyncio.wait({task}, timeout=min(_LOOK, max(0.0, left)))
         end = time.monotonic()
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task})  # not `await task`: its end and a Ctrl-C in this moment would look the same
+        if not task.cancelled():
+            task.result()
         refused = sum(begin <= at < end for at in load.refused)
         return level(concurrency, load.streams, samples, refused, begin, end)
 
