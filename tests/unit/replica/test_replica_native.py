@@ -264,7 +264,13 @@ def test_another_processor_or_source_is_another_library(tmp_path: Path, monkeypa
     monkeypatch.setattr(build, "_processor", lambda: "another")
     assert build._kind() != first
     monkeypatch.undo()
-    other = tmp_path / "kernels.cpp"
-    other.write_bytes(build.SOURCE.read_bytes() + b"\n")
-    monkeypatch.setattr(build, "SOURCE", other)
-    assert build._kind() != first
+    for number, source in enumerate(build.SOURCES):
+        other = tmp_path / source.name
+        other.write_bytes(source.read_bytes() + b"\n")
+        changed = (*build.SOURCES[:number], other, *build.SOURCES[number + 1 :])
+        monkeypatch.setattr(build, "SOURCES", changed)
+        assert build._kind() != first
+
+
+def test_all_of_the_source_counts() -> None:
+    assert {p for p in build.SOURCES[0].parent.iterdir() if p.suffix in (".cpp", ".h")} == set(build.SOURCES)

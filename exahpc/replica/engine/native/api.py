@@ -92,8 +92,13 @@ class Keeper:
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
 
+    def matrices(self, weights: Sequence[Weight]) -> ctypes.Array[CMatrix]:
+        """With the same input. Raises ValueError for what the kernels do not take."""
+        if len({(weight.data.dtype, weight.data.shape[1]) for weight in weights}) != 1:
+            raise ValueError(f"matrices that differ: {[(w.data.dtype, tuple(w.data.shape)) for w in weights]}")
+        return (CMatrix * len(weights))(*map(self.matrix, weights))
+
     def matrix(self, weight: Weight) -> CMatrix:
-        """Raises ValueError for what the kernels do not take."""
         data = weight.data.detach()
         rows, columns = data.shape
         if data.device.type != "cpu" or data.stride(1) != 1 or data.dtype not in FORMATS:
@@ -125,12 +130,10 @@ class Linear:
     """
 
     def __init__(self, weights: Sequence[Weight], *, activation: str = "", norm: Norm | None = None) -> None:
-        if len({(weight.data.dtype, weight.data.shape[1]) for weight in weights}) != 1:
-            raise ValueError(f"matrices that differ: {[(w.data.dtype, tuple(w.data.shape)) for w in weights]}")
         if activation not in ACTIVATIONS or (activation and len(weights) > 2):
             raise ValueError(f"activation {activation!r} of {len(weights)} matrices")
         self._keeper = Keeper()
-        self._matrices = (CMatrix * len(weights))(*(self._keeper.matrix(weight) for weight in weights))
+        self._matrices = self._keeper.matrices(weights)
         self._norm = self._keeper.norm(norm)
         self._arguments = (
             ctypes.addressof(self._matrices),

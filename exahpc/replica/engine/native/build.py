@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` for the processor at hand, once per user and kind of node.
+"""Compiles the kernels for the processor at hand, once per user and kind of node.
 
 A wheel would have to be built for the weakest processor; compiling takes some seconds and uses what the node has.
 The result lies in the cache under a name made of all that it depends on, so nodes of different kinds may share a
@@ -21,7 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.h", "products.h", "vectors.h")
+)
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 _SECONDS = 300
 
@@ -71,9 +73,8 @@ def _compiler() -> list[str] | None:
 
 def _kind() -> str:
     """Hash of all that the result depends on but the compiler: source, flags and processor."""
-    return _hash(
-        SOURCE.read_bytes(), " ".join(_FLAGS).encode(), platform.machine().encode(), _processor().encode()
-    )
+    words = (*_FLAGS, platform.machine(), _processor())
+    return _hash(*(source.read_bytes() for source in SOURCES), *(word.encode() for word in words))
 
 
 def _version(compiler: list[str]) -> str:
@@ -110,7 +111,7 @@ def _compile(compiler: list[str], target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:
-        command = [*compiler, *_FLAGS, str(SOURCE), "-o", name]
+        command = [*compiler, *_FLAGS, str(SOURCES[0]), "-o", name]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
         os.chmod(name, 0o700)
         os.replace(name, target)

@@ -52,11 +52,11 @@ class Stack:
         self._room, self._threads, self._cache = max(widest), torch.get_num_threads(), cache
 
     def _layer(self, layer: Layer, number: int, cache: PagedCache) -> _Layer:
-        matrix, norm = self._keeper.matrix, self._keeper.norm
+        matrix, matrices, norm = self._keeper.matrix, self._keeper.matrices, self._keeper.norm
         return _Layer(
-            (CMatrix * 3)(*map(matrix, layer.qkv)),
+            matrices(layer.qkv),
             matrix(layer.o.weight),
-            (CMatrix * 2)(*map(matrix, layer.gated)),
+            matrices(layer.gated),
             matrix(layer.down.weight),
             *map(norm, (layer.before, layer.after, layer.q_norm, layer.k_norm)),
             cache.k[number].data_ptr(),
