@@ -39,8 +39,8 @@ class Choice:
         self.fresh: list[int] = []
         self.carried = self.count = self.sent = self.sequence = 0
         self.prefill = len(prompt.ids)
-        self.need = self.prefill + max(1, self.new)  # the engine draws one token even if none is asked for
-        self.left = self.need
+        self.need = self.prefill + self.new
+        self.left = self.prefill + max(1, self.new)  # the engine draws one token even if none is asked for
         self.reason: Finish | None = None
 
     def replay(self, resume: Resume) -> Finish | None:

@@ -87,14 +87,16 @@ def _refuse_hopeless(text: str, where: str, context: int, tokenizer: Tokenizer) 
     """A text far beyond the context would hold up everyone while it is tokenized: a bound is enough."""
     if tokenizer.longest_token is not None:
         least = len(text.encode()) // tokenizer.longest_token
-        if least >= context:
-            raise _too_long(where, f"at least {least}", context)
+        if least > context:
+            raise _too_long(where, f"at least {least}", context, 1)
 
 
-def _too_long(where: str, tokens: str, context: int) -> RequestError:
+def _too_long(where: str, tokens: str, context: int, least: int) -> RequestError:
+    """least: tokens that must remain for an answer, 0 or 1."""
+    trouble = "leave no room for an answer in" if least else "exceed"
     return RequestError(
-        f"{where}: {tokens} tokens leave no room for an answer in this model's context of {context} tokens: "
-        f"shorten it to at most {context - 1}",
+        f"{where}: {tokens} tokens {trouble} this model's context of {context} tokens: "
+        f"shorten it to at most {context - least}",
         param=where,
         code="context_length_exceeded",
     )
@@ -105,8 +107,9 @@ def _fit(ids: list[int], where: str, wanted: int | None, default: int, context: 
     if not ids:
         raise RequestError(f"{where}: no tokens: give at least one to go on from", param=where)
     left = context - len(ids)
-    if left < 1:
-        raise _too_long(where, str(len(ids)), context)
+    least = 0 if wanted == 0 else 1  # a prompt that is only asked about may fill the context
+    if left < least:
+        raise _too_long(where, str(len(ids)), context, least)
     if wanted is not None and wanted > left:
         raise RequestError(
             f"max_tokens: {wanted} new tokens after {len(ids)} of the prompt exceed this model's context of "

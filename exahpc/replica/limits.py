@@ -60,7 +60,7 @@ def least_budget(sequences: int, lanes: int) -> int:
 
 def impossible(message: Admit, limits: Limits) -> str:
     """Why this sequence can never run; "" if it can."""
-    need = len(message.ids) + message.new
+    need = len(message.ids) + message.new - 1  # the last token that is drawn is never computed
     if not message.ids:
         return "no tokens: a sequence needs at least one"
     if not 0 <= message.position < len(message.ids):

@@ -139,6 +139,25 @@ def test_echo_alone_needs_no_replica() -> None:
     assert (done.completion_tokens, made.idle) == (0, True)
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_prompt_that_is_only_asked_about_may_fill_the_context(logprobs: int | None) -> None:
+    fields: dict[str, Any] = {"echo": True, "max_tokens": 0, "logprobs": logprobs}
+    made = relay(kv=CONTEXT)
+    actions = made.submit(P, submit(prompt="x" * CONTEXT, **fields), 0)
+    if logprobs is None:
+        (done,) = told(actions, Done)
+        found = json.loads(done.data)
+    else:
+        (admit,) = admits(actions)
+        assert len(admit.ids) == CONTEXT
+        prompt_of(made, 1, "x" * CONTEXT)
+        say(made, 1, "q")
+        found = end(made, 1)
+    assert found["choices"][0]["text"] == "x" * CONTEXT
+    failed = refusal(relay(), submit(prompt="x" * (CONTEXT + 1), **fields))
+    assert f"exceed this model's context of {CONTEXT} tokens: shorten it to at most {CONTEXT}" in failed.message
+
+
 @pytest.mark.parametrize("text", ["xyz", "x"])
 def test_the_prompt_alone_is_rated_and_nothing_is_added(text: str) -> None:
     made = relay()

@@ -152,7 +152,7 @@ class Batching(RuleBasedStateMachine):
         self.awaited: set[int] = set()  # slots whose token is in flight
 
     @rule(
-        prompt=st.integers(1, 70),
+        prompt=st.one_of(st.integers(1, 70), st.just(CONTEXT)),
         new=st.integers(1, 30),
         shared=st.sampled_from([0, 15, 16, 17, 40, 70]),
         batch=st.booleans(),
@@ -170,7 +170,8 @@ class Batching(RuleBasedStateMachine):
         if resumed < prompt:
             message = Admit(self.number, message.ids, new, resumed, 7, 0, [STOP], sampling, batch)
         refused = self.scheduler.admit(message)
-        fits = prompt + new <= CONTEXT and blocks_of(prompt + new) <= self.limits.blocks
+        kept = prompt + new - 1  # nothing follows the last token: it is never computed
+        fits = kept <= CONTEXT and blocks_of(kept) <= self.limits.blocks
         assert (refused is None) == fits
         if fits:
             self.want[self.number] = message
@@ -556,6 +557,13 @@ def test_what_can_never_run_is_refused_with_a_reason(message: Admit) -> None:
     assert refused.reason
     assert not refused.full
     assert s.plan() is None
+
+
+def test_a_prompt_may_fill_the_context_if_one_token_is_drawn() -> None:
+    s = Scheduler(limits(blocks=blocks_of(CONTEXT)))
+    assert s.admit(admit(1, CONTEXT, 2)) is not None
+    assert s.admit(admit(1, CONTEXT, 1)) is None
+    assert finish(s)[-1] == Tokens([(1, 5)], [(1, "length")])
 
 
 def test_a_full_queue_says_so() -> None:
