@@ -81,7 +81,7 @@ class RatedChoice(Choice):
         self.count += 1
         self.total += likelihood.logprob
         self._held_ids.append(token)
-        self._held_rated.append(self._entry(likelihood, self._out + self._text.held))
+        self._held_rated.append(self._entry(likelihood, self._out + self._text.start(token)))
         text = self._text.push((token,))
         self._held_text += text
         self._out += len(text)

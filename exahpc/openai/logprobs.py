@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from exahpc.openai.body import Kind
+from exahpc.openai.text import REPLACEMENT, breaks
 
 LOWEST = -9999.0
 """What JSON shows for a probability of zero, as OpenAI does."""
@@ -60,11 +61,12 @@ def offsets(text: str, pieces: Iterable[bytes]) -> list[int]:
 
     A token that is not where it should be (the BOS that a tokenizer puts in front of a text) takes no room.
     """
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found, at = [], 0
     for piece in pieces:
-        found.append(at)
-        part = decode(piece)
+        spoilt = breaks(decoder.getstate()[0], piece) and text.startswith(REPLACEMENT, at)
+        found.append(at + spoilt)  # behind what stands for the incomplete character before it
+        part = decoder.decode(piece)
         if not text.startswith(part, at):
             part = part.lstrip(" ")  # some vocabularies put a space in front of a text
         if text.startswith(part, at):

@@ -15,6 +15,17 @@ _LONGEST_CHARACTER = 8
 """Tokens after which a character that is still incomplete is a wrong one (UTF-8 takes at most 4)."""
 
 
+def breaks(pending: bytes, piece: bytes) -> bool:
+    """Whether the incomplete character `pending` turns out to be none when `piece` follows."""
+    if not pending or not piece:
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(pending + piece[:1])
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 class Decoder(Protocol):
     """Ids in, text that later ids cannot change out."""
 
@@ -24,6 +35,11 @@ class Decoder(Protocol):
         ...
 
     def push(self, token: int) -> str: ...
+
+    def apart(self, token: int) -> int:
+        """How much of the text that `push` of this token would give stands before the token's own: U+FFFD for
+        characters that it leaves incomplete."""
+        ...
 
     def finish(self) -> str:
         """What was held back: U+FFFD for an incomplete character. Nothing may be pushed afterwards."""
@@ -49,6 +65,9 @@ class BytesDecoder:
 
     def push(self, token: int) -> str:
         return self._decode(self._table[token])
+
+    def apart(self, token: int) -> int:
+        return int(breaks(self._state()[0], self._table[token]))
 
     def finish(self) -> str:
         return self._decode(b"", True)
@@ -81,6 +100,14 @@ class WindowDecoder:
             return ""
         self._ids.append(token)
         return self._advance(hold=len(self._ids) - self._read < _LONGEST_CHARACTER)
+
+    def apart(self, token: int) -> int:
+        if self.settled or token in self._silent:
+            return 0
+        held, text = self._decode(self._ids), self._decode([*self._ids, token])
+        if text.endswith(REPLACEMENT) or not text.startswith(held):
+            return 0
+        return max(0, len(held) - len(self._known))
 
     def finish(self) -> str:
         return self._advance(hold=False)
@@ -118,10 +145,9 @@ class TextStream:
         """Whether all text of the tokens so far is out: nothing is held back."""
         return not self._held and self._decoder.settled
 
-    @property
-    def held(self) -> int:
-        """Characters that are held back because they may begin a stop string."""
-        return len(self._held)
+    def start(self, token: int) -> int:
+        """Where the text of this token, if it comes next, begins: characters after all that is certain by now."""
+        return len(self._held) + self._decoder.apart(token)
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids; those after a stop string change nothing."""

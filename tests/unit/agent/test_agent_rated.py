@@ -197,6 +197,41 @@ def test_a_stream_with_echo_begins_with_the_rated_prompt_and_goes_on_after_an_in
     assert (chunk["text"], chunk["logprobs"]["text_offset"], frame.sent) == ("ac", [2, 3], 4)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        ([b"\xde", b"u"], [0, 1]),
+        ([b"\xf0", b"\x9f", b"u"], [0, 0, 1]),
+        ([b"\xde", b"\xde", b"u"], [0, 1, 2]),
+        ([b"\xef", b"\xbf", b"\xbd", b"u"], [0, 0, 0, 1]),  # U+FFFD itself
+        ([b"a", b"\xf0", b"\xc3", b"\xa9"], [0, 1, 2, 2]),
+    ],
+)
+def test_a_token_after_an_incomplete_character_begins_behind_its_replacement(
+    pieces: list[bytes], starts: list[int], stream: bool
+) -> None:
+    table = {tokenizer().piece(token): token for token in range(256)}
+    made = relay()
+    made.submit(P, submit(stream=stream, logprobs=0, stop=["zz"]), 0)
+    data = b""
+    for piece in pieces:
+        token = table[piece]
+        actions = made.tokens(0, Tokens([(1, token)], [], [(1, Likelihood(token, -1.0, []))]), 0)
+        data += b"".join(frame.data for frame in frames(actions))
+    text = b"".join(pieces).decode("utf-8", "replace")
+    if stream:
+        data += b"".join(frame.data for frame in frames(made.flush(10)))
+        found = [start for chunk in chunks(data) for start in chunk["logprobs"]["text_offset"]]
+        assert "".join(chunk["text"] for chunk in chunks(data)) == text
+    else:
+        choice = end(made, 1)["choices"][0]
+        found = choice["logprobs"]["text_offset"]
+        assert choice["text"] == text
+    assert found == starts
+    assert offsets(text, pieces) == starts, "and so in a prompt"
+
+
 def test_offsets_pass_over_what_is_not_in_the_text() -> None:
     assert offsets("hé", [b"<s>", b"h", b"\xc3", b"\xa9"]) == [0, 0, 1, 1]
     assert offsets("Hi you", [b"<s>", b" Hi", b" you"]) == [0, 0, 2]

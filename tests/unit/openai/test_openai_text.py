@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from exahpc.agent.tokenizer import Tokenizer
-from exahpc.openai.text import REPLACEMENT, BytesDecoder, TextStream
+from exahpc.openai.text import REPLACEMENT, BytesDecoder, TextStream, WindowDecoder
 from tests.tiny import make_tokenizer
 
 
@@ -211,3 +211,20 @@ def test_nothing_comes_after_a_stop_string_not_even_half_a_character() -> None:
     stream = TextStream(BytesDecoder({0: b"ab\xc3"}), ["b"])
     assert stream.push([0]) == "a"
     assert stream.finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [(b"\xdeu", [0, 1]), (b"a\xf0\x9fu", [0, 1, 1, 2]), ("é👩u".encode(), [0, 0, 1, 1, 1, 1, 2])],
+)
+@pytest.mark.parametrize("window", [False, True])
+def test_a_token_starts_behind_the_characters_that_it_leaves_incomplete(
+    pieces: bytes, starts: list[int], window: bool
+) -> None:
+    decode = WindowDecoder(lambda ids: bytes(ids).decode("utf-8", "replace"), ())
+    stream = TextStream(decode if window else BytesDecoder({i: bytes([i]) for i in range(256)}), ["zz"])
+    out, found = 0, []
+    for token in pieces:
+        found.append(out + stream.start(token))
+        out += len(stream.push((token,)))
+    assert found == starts
