@@ -38,6 +38,7 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     path = place.home() / deployment.name
     if dry_run:
         _explain(deployment, path)
+    prepare.check_stage(deployment)
     ledgers = prepare.check_model(deployment)
     if note := prepare.note_on_conversion(deployment):
         notes.print(note, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import string
 from typing import Any
 
 import msgspec
@@ -143,7 +144,9 @@ def _model(model: Model, problems: Problems) -> None:
         problems.add("model.path", model.path, "name the folder of a Hugging Face checkpoint")
     if model.name is not None and not re.fullmatch(r"[!-~]{1,200}", model.name):
         problems.add("model.name", model.name, "use 1 to 200 visible ASCII characters without spaces")
-    if model.stage is not None and not re.fullmatch(r"[/$][!-~]*", model.stage):
+    if model.stage is not None and not (
+        re.fullmatch(r"[/$][!-~]*", model.stage) and string.Template(model.stage).is_valid()
+    ):
         remedy = 'name a directory of each node by its full path or a variable: "/dev/shm", "$TMPDIR"'
         problems.add("model.stage", model.stage, remedy)
 

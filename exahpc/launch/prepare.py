@@ -90,6 +90,18 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
     return {pool.name: ledger(shape, pool, context, dtype, quantization) for pool in deployment.pool}
 
 
+def check_stage(deployment: Deployment) -> None:
+    """Raises DeploymentError when `model.stage` is no directory to write to. Only where this machine serves: a
+    cluster's nodes have directories and variables of their own."""
+    stage = deployment.model.stage
+    if deployment.launcher.kind != "local" or stage is None:
+        return
+    found = copies.directory(stage, os.environ)
+    store = copies.Store(found).path
+    if not os.access(store if store.is_dir() else found, os.W_OK | os.X_OK):
+        raise DeploymentError(f"model.stage = {stage!r}: {found} cannot be written: name another directory")
+
+
 def note_on_conversion(deployment: Deployment) -> str | None:
     """What `up` should say when each node has to convert the weights before its replicas start."""
     model = deployment.model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from exahpc.errors import ExahpcError, LinkError
+from exahpc.errors import DeploymentError, ExahpcError, LinkError
 from exahpc.launch import words
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
@@ -74,6 +74,22 @@ def stories(reply: m.StatusReply) -> list[str]:
     return [*lines, *reply.notes]
 
 
+def _hopeless(reply: m.StatusReply, ended: dict[tuple[str, int, int], set[int]]) -> str | None:
+    """Why a replica will not start: a second try met what the deployment file, or what it names, gets wrong.
+
+    ended: incarnations that did so, of each replica (pool, task, slot); this look adds to it.
+    """
+    for agent in reply.agents:
+        for state in agent.replicas:
+            if state.phase != "down" or DeploymentError.__name__ not in state.story:
+                continue
+            tries = ended.setdefault((agent.pool, agent.task, state.slot), set())
+            tries.add(state.incarnation)
+            if len(tries) > 1:
+                return f"replica {agent.pool}/{state.slot} ended like this twice: {state.story}"
+    return None
+
+
 def _fresh(lines: list[str], told: set[str]) -> Iterator[str]:
     """A note that only grew older is no news."""
     for line in lines:
@@ -96,9 +112,11 @@ def wait(
 
     Of a broker or agents that do not come up it shows the ends of their logs.
     ended: why the deployment can never be ready (all its processes or jobs are gone), else None.
-    Raises ExahpcError with that reason, or when `seconds` are over.
+    Raises ExahpcError with that reason, or when `seconds` are over; DeploymentError when a replica has failed twice
+    for one.
     """
     told: set[str] = set()
+    failed: dict[tuple[str, int, int], set[int]] = {}
     start = clock()
     read = start + _PATIENCE
     while True:
@@ -117,6 +135,8 @@ def wait(
         reason = ended()
         if reason is not None:
             raise ExahpcError(reason)
+        if reply and (reason := _hopeless(reply, failed)):
+            raise DeploymentError(f"{reason}; it goes on trying: exahpc down {folder.path.name}, then mend it")
         if seconds is not None and clock() - start > seconds:
             raise ExahpcError(f"not ready after {seconds:g} s ({shown.text}); it goes on starting: exahpc status")
         sleep(0.5)

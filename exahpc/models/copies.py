@@ -47,9 +47,13 @@ def directory(stage: str | None, environment: Mapping[str, str]) -> Path:
     try:
         found = Path(string.Template(stage or DEFAULT).substitute(environment))
     except (KeyError, ValueError) as error:
-        raise DeploymentError(f"model.stage = {stage!r}: {error} is not set on this node") from None
+        raise DeploymentError(
+            f"model.stage = {stage!r}: {error} is not set on this node: set it, or name another directory"
+        ) from None
     if not found.is_absolute() or not found.is_dir():
-        raise DeploymentError(f"model.stage = {stage!r}: this node has no directory {str(found)!r}: name another")
+        raise DeploymentError(
+            f"model.stage = {stage!r}: this node has no directory {str(found)!r}: make it, or name another"
+        )
     return found
 
 

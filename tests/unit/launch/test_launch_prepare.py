@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -213,6 +215,44 @@ def test_the_nodes_interface_need_not_be_here(tmp_path: Path, monkeypatch: pytes
     file.write_text(file.read_text().replace('"local"', '"slurm"') + 'interface = "hsn0"\n')
     monkeypatch.setattr("shutil.which", lambda name, path=None: f"/bin/{name}")
     prepare.check_programs(prepare.read(file))
+
+
+def staged(folder: Path, stage: str, kind: str = "local") -> Deployment:
+    file = write(folder)
+    text = file.read_text().replace('model.path = "m"', f'model.path = "m"\nmodel.stage = "{stage}"')
+    file.write_text(text.replace('"local"', f'"{kind}"'))
+    return prepare.read(file)
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ("{}/none", "has no directory '.*/none': make it, or name another"),
+        ("{}/d.toml", "has no directory"),
+        ("{}/locked", "cannot be written: name another"),
+        ("$NOT_SET_HERE", "'NOT_SET_HERE' is not set on this node: set it, or name"),
+        ("$RELATIVE", "has no directory 'm'"),
+    ],
+)
+def test_a_stage_that_this_machine_cannot_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, says: str
+) -> None:
+    monkeypatch.setenv("RELATIVE", "m")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "locked").mkdir()
+    real = os.access  # root may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: real(path, mode) and Path(path).name != "locked")
+    stage = stage.format(tmp_path)
+    with pytest.raises(DeploymentError, match=rf"^model\.stage = '{re.escape(stage)}': .*{says}"):
+        prepare.check_stage(staged(tmp_path, stage))
+    prepare.check_stage(staged(tmp_path, stage, "slurm"))  # nodes may have it
+    prepare.check_stage(staged(tmp_path, str(tmp_path)))
+
+
+@pytest.mark.parametrize("stage", ["", "scratch", "$", "${TMPDIR", "/x/$"])
+def test_a_stage_that_no_node_can_expand_is_refused(tmp_path: Path, stage: str) -> None:
+    with pytest.raises(DeploymentError, match=r'model\.stage = ".*": name a directory of each node'):
+        staged(tmp_path, stage, "slurm")
 
 
 FLOATS = [

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.launch import ready
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Endpoint, Folder
@@ -88,6 +88,28 @@ def test_replicas_that_nobody_can_ask_are_not_ready() -> None:
 def test_waiting_ends_when_everything_is_gone() -> None:
     with pytest.raises(ExahpcError, match="all jobs have ended"):
         run([None, None], [None, "all jobs have ended"])
+
+
+def dead(incarnation: int, story: str, phase: m.ReplicaPhase = "down") -> m.StatusReply:
+    state = m.ReplicaState(0, incarnation, phase, story=story)
+    return m.StatusReply(1, 1, 0, [m.AgentStatus("a", 0, "n1", "", "", True, 0.0, 0, [state])], [], [], [])
+
+
+MISTAKE = "exahpc.errors.DeploymentError: model.stage = '/x': no (exit code 1)"
+
+
+def test_waiting_ends_when_a_replica_meets_a_wrong_deployment_twice() -> None:
+    answers: list[m.StatusReply | None] = [dead(1, MISTAKE), dead(1, MISTAKE), dead(2, MISTAKE)]
+    with pytest.raises(DeploymentError, match=r"a/0 ended like this twice: .*model\.stage = '/x'.*exahpc down"):
+        run(answers, [None] * 3)
+
+
+@pytest.mark.parametrize(
+    "second", [dead(2, "signal SIGKILL"), dead(1, MISTAKE), dead(2, MISTAKE, "launching")], ids=str
+)
+def test_waiting_goes_on_while_another_try_may_help(second: m.StatusReply) -> None:
+    looks = run([dead(1, MISTAKE), second, reply("ready", wanted=1)], [None] * 2)
+    assert looks[-1].is_ready
 
 
 def test_waiting_ends_after_its_time() -> None:
