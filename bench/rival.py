@@ -182,7 +182,7 @@ def sides(
 
         path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / f"{dtype}.gguf"
         gguf_file.write(model, dtype, path)
-        return other("llama_cpp", path)
+        return other("llamacpp", path)
 
     every: dict[str, Callable[[], Side]] = {
         "exahpc": lambda: engine.ours(engine.Engine(model, sequences=sequences, context=context)),

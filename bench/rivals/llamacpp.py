@@ -3,6 +3,7 @@
     PYTHON bench/rivals/llama_cpp.py --model FILE.gguf --sequences 32 --context 512
 
 Talks as vllm_cpu.py does. Calls llama.cpp's C interface: one llama_decode an iteration over all sequences, greedy.
+(The file is not called llama_cpp.py, since that is the package.)
 """
 
 from __future__ import annotations
