@@ -112,8 +112,8 @@ def wait(
 
     Of a broker or agents that do not come up it shows the ends of their logs.
     ended: why the deployment can never be ready (all its processes or jobs are gone), else None.
-    Raises ExahpcError with that reason, or when `seconds` are over; DeploymentError when a replica has failed twice
-    for one.
+    Raises ExahpcError with that reason, or when `seconds` are over; DeploymentError when a replica has ended
+    with one twice.
     """
     told: set[str] = set()
     failed: dict[tuple[str, int, int], set[int]] = {}
