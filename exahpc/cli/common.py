@@ -85,12 +85,3 @@ def readable(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     except UnicodeEncodeError as error:
         raise click.BadParameter(f"character {error.start + 1} is not valid UTF-8: write it in UTF-8") from None
     return value
-
-
-def memory(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

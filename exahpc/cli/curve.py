@@ -10,7 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from exahpc.cli.common import deployment_argument, first_key, live_endpoint, memory, notes, opened
+from exahpc.cli.common import deployment_argument, first_key, live_endpoint, notes, opened
+from exahpc.deployment.units import memory
 from exahpc.errors import ExahpcError
 from exahpc.lab import report
 from exahpc.lab.curve import Curve, Measure

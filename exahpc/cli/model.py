@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from exahpc.cli.common import notes
 from exahpc.deployment.spec import Dtype
+from exahpc.deployment.units import memory
 from exahpc.launch import place
 from exahpc.models import prepared
 from exahpc.models.catalogue import CATALOGUE, packed
@@ -75,7 +76,7 @@ def convert(source: Path, target: Path, dtype: Dtype, int8: bool) -> None:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def seal(folder: Path) -> None:
     """Write checksums of the checkpoint FOLDER beside it: nodes that copy it then notice damage."""
-    notes.print(f"{prepared.seal(folder.absolute()) / 2**30:.2f} GiB")
+    notes.print(memory(prepared.seal(folder.absolute())))
 
 
 @model.command("list")

@@ -11,9 +11,10 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from exahpc.cli.common import memory, notes, slurm_client
+from exahpc.cli.common import notes, slurm_client
 from exahpc.deployment.grid import Ledger
 from exahpc.deployment.spec import Deployment, Pool
+from exahpc.deployment.units import memory
 from exahpc.errors import ExahpcError
 from exahpc.launch import place, prepare, ready, start
 from exahpc.wire.folder import Folder

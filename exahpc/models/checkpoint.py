@@ -140,6 +140,11 @@ def quantizable(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and parts[-1] == "weight" and inside and not kept
 
 
+def quantized(heads: Iterable[Head]) -> bool:
+    """Whether any matrix is stored as INT8 with its scales."""
+    return any(name + SCALE in head.tensors for head in heads for name in head.tensors)
+
+
 def must_convert(heads: Iterable[Head], wanted: Wanted) -> bool:
     """Whether any matrix has another form than `wanted`. Vectors are small: each process converts its own.
 

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from exahpc.deployment.units import memory
 from exahpc.errors import DeploymentError
 from exahpc.models import manifest
 from exahpc.models.manifest import Manifest
@@ -153,8 +154,8 @@ class Claim:
             log.info("removed unused copies from %s to make room", self._store.path)
         if (free := _free(self._store.path)) < size:
             raise DeploymentError(
-                f"model.stage: {self._store.path} has {free / 2**30:.2f} GiB free, the weights take "
-                f"{size / 2**30:.2f} GiB: name another directory or free some room"
+                f"model.stage: {self._store.path} has {memory(free)} free, the weights take "
+                f"{memory(size)}: name another directory or free some room"
             )
         return Writer(self._part)
 

@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from exahpc.deployment.units import memory
 from exahpc.errors import DeploymentError
 from exahpc.models import manifest, produce
-from exahpc.models.checkpoint import Wanted, look, must_convert, read_head
+from exahpc.models.checkpoint import Source, Wanted, look, must_convert, quantized, read_head
 from exahpc.models.writer import Writer
 
 _KINDS = (".json", ".jinja", ".model", ".txt")
@@ -24,14 +25,28 @@ def prepare(source: Path, target: Path, wanted: Wanted, told: Callable[[float], 
     """
     found = look(source)
     heads = [read_head(source / file.name) for file in found.files if file.name.endswith(".safetensors")]
+    if quantized(heads) and wanted.quantization == "none":
+        raise DeploymentError(
+            f"{source} holds INT8 weights, of which no exact ones can be made: convert the checkpoint that they "
+            "were made of, or ask for --int8"
+        )
     if not must_convert(heads, wanted):
         raise DeploymentError(f"{source} is in that form already: nothing to do")
+    try:
+        _make(found, target, wanted, told)
+    except OSError as error:
+        raise DeploymentError(
+            f"{target} cannot be made ({error}): name a target in a folder that is there and can be written"
+        ) from None
+
+
+def _make(found: Source, target: Path, wanted: Wanted, told: Callable[[float], None]) -> None:
     if target.exists():
         raise DeploymentError(f"{target} exists: name another folder or remove it")
     size = produce.size(found, wanted)
     if (free := shutil.disk_usage(target.parent).free) < size:
         raise DeploymentError(
-            f"{target.parent} has {free / 2**30:.2f} GiB free, the weights take {size / 2**30:.2f}"
+            f"{target.parent} has {memory(free)} free, the weights take {memory(size)}: name another folder"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
         part = Path(name) / target.name
@@ -42,7 +57,7 @@ def prepare(source: Path, target: Path, wanted: Wanted, told: Callable[[float], 
             told(written / size)
         made = writer.done()
         (part / manifest.NAME).write_bytes(made.encode())
-        for path in source.iterdir():
+        for path in Path(found.folder).iterdir():
             if path.suffix in _KINDS and path.is_file() and not (part / path.name).exists():
                 shutil.copyfile(path, part / path.name)
         for path in part.iterdir():

@@ -21,6 +21,7 @@ import msgspec
 from mpi4py import MPI
 
 from exahpc.deployment.spec import Model
+from exahpc.deployment.units import memory
 from exahpc.errors import DeploymentError
 from exahpc.models import produce
 from exahpc.models.checkpoint import Source, Wanted, look, must_convert, read_head
@@ -133,7 +134,7 @@ def _make(nodes: MPI.Intracomm, claim: Claim, order: Order) -> Held:
     held = claim.publish(made)
     seconds = time.monotonic() - since
     form = f" as {order.wanted.dtype}, {order.wanted.quantization}" if order.wanted else ""
-    log.info("%s copied%s: %.2f GiB in %.1f s", order.source.folder, form, order.size / 2**30, seconds)
+    log.info("%s copied%s: %s in %.1f s", order.source.folder, form, memory(order.size), seconds)
     return held
 
 

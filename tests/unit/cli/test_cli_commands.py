@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exahpc.cli import main
-from exahpc.cli.common import json_text, memory
+from exahpc.cli.common import json_text
 from exahpc.deployment.parse import load
 from exahpc.launch import cluster, local, prepare
 from exahpc.slurm.scripts import directory
@@ -134,14 +134,6 @@ def test_no_command_line_holds_a_secret(home: Path, tmp_path: Path) -> None:
         word for argv in local.commands(deployment, folder.path, directory()).values() for word in argv
     )
     assert not any(secret in words for secret in secrets)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (80 * 2**30, "80.0 GiB"), (2**42, "4.0 TiB")],
-)
-def test_memory_is_told_in_powers_of_1024(count: int, text: str) -> None:
-    assert memory(count) == text
 
 
 def test_json_for_users_has_the_names_of_the_fields() -> None:

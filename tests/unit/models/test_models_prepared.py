@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from exahpc.errors import DeploymentError
-from exahpc.models import manifest, produce
+from exahpc.models import copies, manifest, produce
 from exahpc.models.checkpoint import Wanted, look
 from exahpc.models.prepared import prepare, seal
 from tests.unit.models.test_models_produce import HALF, INT8, LAYER, WIDE, checkpoint
@@ -50,6 +51,40 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DeploymentError, match="broken"):
         prepare(source, tmp_path / "made", HALF, lambda _: None)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("wanted", [WIDE, HALF])
+def test_rounded_weights_are_not_unrounded(tmp_path: Path, wanted: Wanted) -> None:
+    prepare(checkpoint(tmp_path / "m"), tmp_path / "int8", INT8, lambda _: None)
+    with pytest.raises(DeploymentError, match=r"int8 holds INT8 weights.*ask for --int8"):
+        prepare(tmp_path / "int8", tmp_path / "made", wanted, lambda _: None)
+
+
+@pytest.mark.parametrize("parent", ["nowhere", "m/config.json", "m"])
+def test_a_target_that_cannot_be_made_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    source = checkpoint(tmp_path / "m")
+    if parent == "m":  # root may write anywhere
+
+        def refused(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied", str(source))
+
+        monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
+    with pytest.raises(DeploymentError, match=r"made cannot be made .*: name a target in a folder that is there"):
+        prepare(source, tmp_path / parent / "made", HALF, lambda _: None)
+
+
+def test_too_little_room_is_told_in_units_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = checkpoint(tmp_path / "m")
+    full = os.statvfs_result([4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255])
+    monkeypatch.setattr("os.statvfs", lambda _: full)
+    with pytest.raises(DeploymentError, match=r"has 0 B free, the weights take \d\.\d KiB"):
+        prepare(source, tmp_path / "made", HALF, lambda _: None)
+    claim = copies.Store(tmp_path).claim("k")
+    assert claim is not None
+    with pytest.raises(DeploymentError, match=r"has 0 B free, the weights take 3\.0 MiB"):
+        claim.writer(3 << 20)
 
 
 def test_a_seal_names_what_replicas_read_and_finds_damage(tmp_path: Path) -> None:
