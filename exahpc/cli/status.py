@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from exahpc.cli.common import deployment_argument, json_text, notes, opened, slurm_client
 from exahpc.deployment.spec import Deployment
-from exahpc.errors import LinkError
+from exahpc.errors import DeploymentError, LinkError
 from exahpc.launch import place, ready, stop
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import AgentStatus, ReplicaState, StatusReply
@@ -58,8 +59,16 @@ def _list() -> None:
     for name in names:
         folder, deployment = opened(name)
         reply = ready.look(folder, 2.0)
-        state = f"{reply.ready}/{reply.wanted} ready" if reply else "no answer"
+        state = f"{reply.ready}/{reply.wanted} ready" if reply else _unanswered(folder, deployment)
         click.echo(f"{name}\t{state}\t{deployment.served_name}\t{folder.path}")
+
+
+def _unanswered(folder: Folder, deployment: Deployment) -> str:
+    """In a list Slurm is not asked, once for each deployment: of its jobs nothing is known then."""
+    if deployment.launcher.kind == "local":
+        with contextlib.suppress(DeploymentError):  # it was started on another machine
+            return "no answer" if stop.left(folder, None) else "down"
+    return "no answer"
 
 
 def _silent(folder: Folder, deployment: Deployment) -> str:

@@ -5,11 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from exahpc.cli import main
 from exahpc.cli.status import _view
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import AgentStatus, ReplicaState, StatusReply
+
+
+@pytest.mark.parametrize(
+    ("kind", "running", "shown"),
+    [("local", [], "down"), ("local", ["process 7"], "no answer"), ("slurm", [], "no answer")],
+)
+def test_the_list_tells_what_is_down_from_what_does_not_answer(
+    kind: str, running: list[str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXAHPC_HOME", str(tmp_path))
+    monkeypatch.setattr("exahpc.launch.local.running", lambda _: running)
+    Folder.create(tmp_path / "d", f'name="d"\nmodel.path="/m"\nlauncher.kind="{kind}"\n[[pool]]\nname="a"\n')
+    done = CliRunner().invoke(main, ["status"])
+    assert done.output.split("\t")[:2] == ["d", shown]
 
 
 @pytest.mark.parametrize(
