@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,6 +239,46 @@ def test_ranks_that_start_together_compile_once(tmp_path: Path, monkeypatch: pyt
     assert Path(found.pop()).read_text() == "x\n"
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert sorted(p.suffix for p in folder.iterdir()) == ["", ".so"]
+
+
+@pytest.fixture
+def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that compiles at once."""
+    path = tmp_path / "c++"
+    path.write_text('#!/bin/sh\nfor to; do :; done; case "$*" in *-o*) echo x > "$to";; esac\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_a_new_library_removes_those_that_were_not_used_for_long(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name, days in (("kernels-a-b.so", 31), ("tmpdead.so", 31), ("kernels-c-d.so", 29)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - days * 86400,) * 2)
+    made = build.library(folder)
+    assert made is not None
+    assert {path.name for path in folder.glob("*.so")} == {made.name, "kernels-c-d.so"}
+    os.utime(made, (0, 0))
+    assert build.library(folder) == made
+    assert made.stat().st_mtime > 0, "a use counts"
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_where_the_cache_cannot_be_written_the_kernels_are_compiled_for_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "private"))
+    (tmp_path / "file").touch()
+    made = build.library(tmp_path / "file" / "cache")
+    assert made is not None
+    assert made.read_text() == "x\n"
+    assert made.parent.parent == tmp_path / "private"
+    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+    assert [str(tmp_path / "file") in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

@@ -7,6 +7,7 @@ home directory, and twelve ranks that start together compile once.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -17,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,8 @@ SOURCES = tuple(
 )
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 _SECONDS = 300
+_KEPT = 30 * 86400.0
+"""Seconds after its last use for which a library stays in the cache: far longer than any job runs."""
 
 
 def cache() -> Path:
@@ -36,7 +40,8 @@ def cache() -> Path:
 def library(folder: Path | None = None) -> Path | None:
     """The compiled kernels in `folder` (`cache()` if None); None, with a line in the log, where there are none.
 
-    Without a compiler, what another node with such a processor has compiled there will do.
+    Without a compiler, what another node with such a processor has compiled there will do. Where `folder` cannot
+    be written, they lie in a private directory until this process ends.
     """
     folder = folder or cache()
     kind = _kind()
@@ -46,19 +51,51 @@ def library(folder: Path | None = None) -> Path | None:
             found = sorted(folder.glob(f"kernels-{kind}-*.so"))
             if not found:
                 raise FileNotFoundError("no C++ compiler: install one, or name it in CXX")
-            return found[0]
-        target = folder / f"kernels-{kind}-{_version(compiler)}.so"
-        if target.exists():
-            return target
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(folder / "lock"):
-            if not target.exists():
-                _compile(compiler, target)
-        return target
+            return _used(found[0])
+        name = f"kernels-{kind}-{_version(compiler)}.so"
+        try:
+            return _cached(compiler, folder / name)
+        except OSError as error:
+            log.info("no native kernels in %s (%s): compiled for this process alone", folder, error.strerror)
+        return _private(compiler, name)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("no native kernels, decoding will be several times slower: %s", str(detail).strip()[:500])
         return None
+
+
+def _cached(compiler: list[str], target: Path) -> Path:
+    """Raises OSError when the cache cannot be used."""
+    if not target.exists():
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(target.parent / "lock"):
+            if not target.exists():
+                _compile(compiler, target)
+                _sweep(target.parent)
+    return _used(target)
+
+
+def _used(target: Path) -> Path:
+    """Keep it from being swept away."""
+    with contextlib.suppress(OSError):  # not ours to keep
+        os.utime(target)
+    return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what nobody has used for long: of older versions, compilers and nodes, and of compilers that died."""
+    oldest = time.time() - _KEPT
+    for path in folder.glob("*.so"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _private(compiler: list[str], name: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="exahpc-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _compile(compiler, folder / name)
+    return folder / name
 
 
 def _compiler() -> list[str] | None:
