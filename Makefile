@@ -83,16 +83,16 @@ check: dev ## about a minute: format, lint, types, layers, unit tests
 	echo "== unit tests"
 	$(PYTEST) -q tests/unit -m "not long and not mpi and not cluster"
 
-# Debian packages of the tests; without root what is missing is named, and its tests are left out.
+# Debian packages of the tests, before the unit tests of the kernels; without root what is missing is named, and its tests are left out.
 tested: dev
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	    echo "== packages for tests: Slurm, munge, Open MPI"
-	    slurm/devcluster/install core mpi
+	    echo "== packages for tests: Slurm, munge, Open MPI, a C++ compiler"
+	    slurm/devcluster/install core mpi compiler
 	elif ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs Slurm; ask for: slurm/devcluster/install core mpi (as root)"
 	fi
 
-test: check tested model test-pyslurm ## everything that this machine can test
+test: tested check model test-pyslurm ## everything that this machine can test
 	@echo "== MPI, cluster and end-to-end tests"
 	marks="not long"
 	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
@@ -101,7 +101,7 @@ test: check tested model test-pyslurm ## everything that this machine can test
 	fi
 	$(PYTEST) tests --ignore=tests/unit -m "$$marks"
 
-test-long: check tested model ## also what takes many minutes
+test-long: tested check model ## also what takes many minutes
 	@$(PYTEST) tests
 
 test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in a root of its own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +16,12 @@ from exahpc.replica.engine import linear  # noqa: E402
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype  # noqa: E402
 from exahpc.replica.engine.native import api  # noqa: E402
 from exahpc.replica.engine.native.api import Norm, Weight  # noqa: E402
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here")
+def test_where_a_compiler_is_there_are_kernels() -> None:
+    """Other tests leave the kernels out where there are none: sources that do not compile must not look like that."""
+    assert api.available()
 
 
 @pytest.fixture(params=["native", "torch"])
