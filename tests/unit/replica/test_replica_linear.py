@@ -20,7 +20,7 @@ from exahpc.replica.engine.native.api import Norm, Weight  # noqa: E402
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here")
 def test_where_a_compiler_is_there_are_kernels() -> None:
-    """Other tests leave the kernels out where there are none: sources that do not compile must not look like that."""
+    """Other tests leave them out where there are none: sources that do not compile must not look like that."""
     assert api.available()
 
 
