@@ -23,7 +23,7 @@ Pieces = Iterator[tuple[str, bytes | memoryview]]
 """(file's name, next bytes of it); a piece is good until the next is asked for."""
 
 _ALIGN = 64  # of the first tensor: a cache line
-_BLOCK = 2**20  # numbers that are converted at once: what is freed afterwards stays with the process
+_BLOCK = 2**18  # numbers that are converted at once: what is freed afterwards stays with the process
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "I8": 1}
 
 
