@@ -17,6 +17,7 @@ import msgspec
 from exahpc.cli import main as cli
 from exahpc.deployment import spec
 from exahpc.deployment.families import FAMILIES
+from exahpc.deployment.frozen import Frozen
 from exahpc.deployment.rules import bounds_of
 
 HERE = Path(__file__).parent
@@ -31,6 +32,12 @@ SECTIONS = (
     ("[slurm], [head.slurm], [pool.slurm]", spec.SlurmResources),
     ("[limits]", spec.Limits),
     ("[recovery]", spec.Recovery),
+    ("[routing]", spec.Routing),
+    ("[health]", spec.Health),
+    ("[pool.scaling]", spec.Scaling),
+    ("[walltime]", spec.Walltime),
+    ("[rollout]", spec.Rollout),
+    ("[budget]", spec.Budget),
     ("[launcher]", spec.Launcher),
 )
 MOST_SIDES = 4
@@ -52,14 +59,14 @@ def field_docs(kind: type[Any]) -> dict[str, str]:
 
 
 def type_words(kind: Any) -> str:
-    if isinstance(kind, type) and issubclass(kind, spec.Frozen):
+    if isinstance(kind, type) and issubclass(kind, Frozen):
         return "table"
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         inner = arguments[0]
         if inner is int:
             return "list of whole numbers"
-        return "tables" if isinstance(inner, type) and issubclass(inner, spec.Frozen) else "list of strings"
+        return "tables" if isinstance(inner, type) and issubclass(inner, Frozen) else "list of strings"
     if origin is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in arguments)
     if origin in (typing.Union, types.UnionType):
@@ -71,7 +78,7 @@ def default_words(field: Any) -> str:
     if field.required:
         return "required"
     value = field.default
-    if isinstance(value, spec.Frozen) or value is None or value == ():
+    if isinstance(value, Frozen) or value is None or value == ():
         return ""
     if isinstance(value, bool):
         return str(value).lower()

@@ -109,6 +109,7 @@ class Fleet:
         self._peers[peer], agent.peer = agent, peer
         agent.incarnation, agent.node, agent.address = message.incarnation, message.node, message.address
         agent.job, agent.restarts = message.job or agent.job, message.restarts
+        agent.version, agent.until = message.version, message.until
         agent.reason, agent.handed_back = "", False
         agent.replicas = {}
         agent.absorb(message.replicas)
@@ -175,10 +176,13 @@ class Fleet:
             actions += self._route(agent)
         return actions
 
-    def weigh(self, key: str, slot: int, incarnation: int, weight: float) -> list[FleetAction]:
-        """Lower (or restore) the share of traffic of one replica; weight in 0..1. Its next incarnation has 1."""
+    def weigh(
+        self, key: str, slot: int, incarnation: int, weight: float, *, probe: bool = False
+    ) -> list[FleetAction]:
+        """Lower (or restore) the share of traffic of one replica; weight in 0..1, 0: none. Its next incarnation
+        has 1. probe: see `Route`."""
         agent = self._agents[key]
-        agent.weights[slot] = (incarnation, weight)
+        agent.weights[slot] = (incarnation, weight, probe)
         return self._route(agent)
 
     # --- what others read ------------------------------------------------------------------------------------

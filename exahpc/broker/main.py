@@ -22,6 +22,7 @@ from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
 from exahpc.broker.memory import Agent, Memory, Started
+from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
@@ -100,6 +101,7 @@ class Broker:
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
         self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
+        self._policies = Policies(self._deployment, self._fleet, now)
         self._rebuilder: Rebuilder | None = None
         if self._cluster is not None:
             recovery = Recovery(self._deployment, memory, now)
@@ -167,6 +169,8 @@ class Broker:
                 self._act(self._fleet.hello(peer, message, now))
             case m.AgentBeat():
                 self._act(self._fleet.beat(peer, message, now))
+                if message.replicas and (key := self._fleet.key_of(peer)) is not None:
+                    self._policies.heard(key, message.replicas, now)
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
@@ -183,6 +187,7 @@ class Broker:
                 self._publisher.greet(peer)
             case m.EntryBeat():
                 self._entries.beat(peer, message, now)
+                self._policies.entry(peer, message, now)
             case m.StatusQuery():
                 self._server.send(peer, self._status(now))
             case m.BatchOpen() | m.BatchQuery() | m.BatchCancel():
@@ -218,11 +223,13 @@ class Broker:
                     _log.info("agent %s of incarnation %d is up on %s", view.key, view.incarnation, view.node)
                     if self._rebuilder is not None:
                         self._rebuilder.up(view)
+                    self._policies.up(view, now)
                     revoked = self._batches.hello(view.key, list(action.leases), now)
                     self._send_all(action.peer, revoked)
                 case Down():
                     _log.warning("agent %s is away: %s", action.key, action.why)
                     self._batches.agent_lost(action.key, now)
+                    self._policies.down(action.key, now)
                 case Changed():
                     self._journal.append(Agent.of(action.view, action.route, now))
                 case Ignored():
@@ -245,6 +252,7 @@ class Broker:
                         self._server.send(peer, revoke)
             now = self._now()
             self._act(self._fleet.tick(now))
+            self._act(self._policies.tick(now))
             self._entries.tick(now)
 
     async def _watch_record(self) -> None:
@@ -267,6 +275,7 @@ class Broker:
             notes.append(f"the broker was restarted: {self._fleet.expected} agents are not heard yet")
         if self._rebuilder is not None:
             notes += self._rebuilder.notes(now)
+        notes += self._policies.notes(now)
         return status.reply(
             self._deployment,
             self._fleet,

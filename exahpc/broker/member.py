@@ -13,8 +13,8 @@ from exahpc.wire.messages import AgentRoute, ReplicaState, Route
 @dataclass
 class Member:
     """Mutable; leaves the fleet only as an AgentView. heard: time of the last message; route: what the table
-    says of it, None when nothing of it takes traffic; weights: slot -> (incarnation, 0..1) of replicas that were
-    lowered."""
+    says of it, None when nothing of it takes traffic; weights: slot -> (incarnation, 0..1, probe) of replicas
+    that were lowered; version, until: see AgentHello."""
 
     key: str
     pool: Pool
@@ -29,10 +29,12 @@ class Member:
     restarts: int = 0
     heard: float = 0.0
     reason: str = ""
+    version: str = ""
+    until: float = 0.0
     handed_back: bool = False
     draining: bool = False
     replicas: dict[int, ReplicaState] = field(default_factory=dict)
-    weights: dict[int, tuple[int, float]] = field(default_factory=dict)
+    weights: dict[int, tuple[int, float, bool]] = field(default_factory=dict)
     route: AgentRoute | None = None
 
     def view(self) -> AgentView:
@@ -70,14 +72,23 @@ class Member:
         if self.phase != "alive" or self.draining:
             return None
         replicas = [
-            Route(r.slot, r.incarnation, self.pool.max_sequences, self._weight(r))
+            Route(r.slot, r.incarnation, self.pool.max_sequences, *self._weight(r))
             for _, r in sorted(self.replicas.items())
             if r.phase == "ready"
         ]
         if not replicas:
             return None
-        return AgentRoute(self.pool.name, self.task, self.incarnation, self.address, replicas)
+        return AgentRoute(
+            self.pool.name,
+            self.task,
+            self.incarnation,
+            self.address,
+            replicas,
+            self.node,
+            self.version,
+            self.pool.length,
+        )
 
-    def _weight(self, replica: ReplicaState) -> float:
-        incarnation, weight = self.weights.get(replica.slot, (0, 1.0))
-        return weight if incarnation == replica.incarnation else 1.0
+    def _weight(self, replica: ReplicaState) -> tuple[float, bool]:
+        incarnation, weight, probe = self.weights.get(replica.slot, (0, 1.0, False))
+        return (weight, probe) if incarnation == replica.incarnation else (1.0, False)

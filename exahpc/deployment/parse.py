@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
+from exahpc.deployment.frozen import Frozen
 from exahpc.deployment.problems import Problems
 from exahpc.deployment.rules import bounds_of, check
-from exahpc.deployment.spec import Deployment, Frozen
+from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError
 
 _WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}

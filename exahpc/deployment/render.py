@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from exahpc.deployment.spec import Deployment, Frozen
+from exahpc.deployment.frozen import Frozen
+from exahpc.deployment.spec import Deployment
 
 
 def toml(deployment: Deployment) -> str:

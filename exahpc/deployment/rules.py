@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from exahpc.deployment.frozen import Frozen
+from exahpc.deployment.policy import Budget, Health, Rollout, Routing, Scaling, Walltime
 from exahpc.deployment.problems import Problems
 from exahpc.deployment.spec import (
     Deployment,
-    Frozen,
     Head,
     Limits,
     Model,
@@ -57,6 +58,36 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "stall_seconds": (1, None),
         "beat_seconds": (0.1, 60),
     },
+    Routing: {"long_tokens": (1, None), "spill_seconds": (0, 86_400), "headroom": (0, 0.9)},
+    Health: {
+        "window_seconds": (0.5, 600),
+        "window_requests": (4, 1024),
+        "hot": (1.2, 100),
+        "windows": (1, 100),
+        "silence_seconds": (1, 3600),
+        "most_tripped": (0, 1),
+        "rest_seconds": (1, 86_400),
+        "probes": (1, 1000),
+    },
+    Scaling: {
+        "least": (0, 100_000),
+        "tokens_per_replica": (1, None),
+        "queue_seconds": (0, 86_400),
+        "idle_seconds": (1, None),
+        "pause_seconds": (1, None),
+    },
+    Walltime: {"most_lead_seconds": (0, 7 * 86_400), "drain_seconds": (0, 86_400)},
+    Rollout: {
+        "canary": (0.001, 1),
+        "samples": (1, None),
+        "most_errors": (0, 1),
+        "slower": (1, 100),
+        "switch": (0.001, 1),
+        "step": (0.001, 1),
+        "seconds": (1, None),
+        "drain_seconds": (0, 86_400),
+    },
+    Budget: {"node_hours": (0, None)},
     SlurmResources: {"cpus_per_rank": (1, 1024)},
 }
 
@@ -181,8 +212,16 @@ def _pool(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> No
         remedy = 'launcher.kind = "local" has one machine: set 1, or use launcher.kind = "slurm"'
         problems.add(f"{at}.nodes_per_replica", pool.nodes_per_replica, remedy)
     _links(at, pool, problems)
+    _scaling(at, pool, problems)
     _resources(f"{at}.slurm", pool.slurm, problems)
     _one_kind_of_devices(f"{at}.slurm", deployment.slurm, pool.slurm, problems)
+
+
+def _scaling(at: str, pool: Pool, problems: Problems) -> None:
+    least = pool.scaling.least
+    if least is not None and problems.clean(f"{at}.scaling.least", f"{at}.replicas") and least > pool.replicas:
+        remedy = f"is more than replicas = {pool.replicas}, the most: lower it, or raise replicas"
+        problems.add(f"{at}.scaling.least", least, remedy)
 
 
 def _grid(at: str, pool: Pool, problems: Problems) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from exahpc.deployment.frozen import Frozen
+from exahpc.deployment.policy import Budget, Health, Length, Rollout, Routing, Scaling, Walltime
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Placement = Literal["job", "first-task", "local"]
@@ -15,10 +16,6 @@ LauncherKind = Literal["slurm", "local"]
 Tls = Literal["auto", "on", "off"]
 LinkVia = Literal["device", "host"]
 Quantization = Literal["none", "int8"]
-
-
-class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all values of the deployment file: immutable, no unknown keys."""
 
 
 class Model(Frozen, frozen=True):
@@ -117,8 +114,12 @@ class Pool(Frozen, frozen=True):
     """Accelerators of one rank when the site has some (gres or gpus_per_node given)."""
     requeue: bool = True
     """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
+    length: Length = "any"
+    """Requests that this pool is for: "short", "long" (see `routing.long_tokens`) or "any"."""
     link: StageLinks = StageLinks()
     """How the stages of a pipeline hand over hidden states."""
+    scaling: Scaling = Scaling()
+    """How many replicas run."""
     slurm: SlurmResources = SlurmResources()
     """Resources of this pool, where they differ from [slurm]."""
 
@@ -226,6 +227,16 @@ class Deployment(Frozen, frozen=True):
     """What one client may ask for."""
     recovery: Recovery = Recovery()
     """What happens to a replica that died."""
+    routing: Routing = Routing()
+    """Which replica takes a request."""
+    health: Health = Health()
+    """When a replica that lives is too ill for traffic."""
+    walltime: Walltime = Walltime()
+    """What happens before Slurm ends a task."""
+    rollout: Rollout = Rollout()
+    """How a new version of the deployment takes over."""
+    budget: Budget = Budget()
+    """What the deployment may use up."""
     launcher: Launcher = Launcher()
     """How processes are started."""
 

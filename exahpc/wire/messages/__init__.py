@@ -1,0 +1,163 @@
+"""Everything the processes of a deployment say to each other: frozen structs, MessagePack, nothing else.
+
+Links (see `link`): entry -> agent, agent -> broker, entry -> broker, client -> broker, agent -> replica (local
+socket). The left side connects. Each struct names its link and direction. A message of an unknown type or
+shape raises `msgspec.ValidationError` in the decoder and is dropped by the link.
+
+Names: a *replica* is (pool, slot, incarnation); `task` is the array index; `agent` is "<pool>/<task>";
+`epoch` counts brokers, `attempt` counts the times that one request was sent to a replica.
+"""
+
+from __future__ import annotations
+
+from exahpc.wire.messages.base import (
+    Message,
+)
+from exahpc.wire.messages.client import (
+    Accepted,
+    AgentStatus,
+    BatchCancel,
+    BatchOpen,
+    BatchQuery,
+    BatchState,
+    BatchStatus,
+    DrainAll,
+    Refused,
+    StatusQuery,
+    StatusReply,
+)
+from exahpc.wire.messages.control import (
+    AgentBeat,
+    AgentGone,
+    AgentHello,
+    AgentRoute,
+    DrainAgent,
+    EntryBeat,
+    EntryHello,
+    FleetTable,
+    LeaseGrant,
+    LeaseProgress,
+    LeaseRevoke,
+    LeaseWanted,
+    Length,
+    ReplicaPhase,
+    ReplicaState,
+    RestartReplica,
+    Route,
+    Service,
+    Share,
+    SwitchVersion,
+    Welcome,
+)
+from exahpc.wire.messages.replica import (
+    Abort,
+    Admit,
+    Adopt,
+    Likelihood,
+    NoRoom,
+    Reason,
+    ReplicaBeat,
+    ReplicaHello,
+    Sampling,
+    StopReplica,
+    Tokens,
+)
+from exahpc.wire.messages.requests import (
+    Busy,
+    Cancel,
+    Done,
+    Failed,
+    Frame,
+    Frames,
+    Resume,
+    Room,
+    Submit,
+    Submits,
+)
+
+EntryToAgent = Submit | Submits | Cancel
+AgentToEntry = Frames | Done | Failed | Busy | Room
+ToBroker = (
+    AgentHello
+    | AgentBeat
+    | AgentGone
+    | LeaseWanted
+    | LeaseProgress
+    | EntryHello
+    | EntryBeat
+    | StatusQuery
+    | BatchOpen
+    | BatchQuery
+    | BatchCancel
+    | DrainAll
+)
+BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
+BrokerToEntry = Welcome | FleetTable
+BrokerToClient = StatusReply | BatchState | Accepted | Refused
+AgentToReplica = Adopt | Admit | Abort | StopReplica
+ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
+
+__all__ = [
+    "Abort",
+    "Accepted",
+    "Admit",
+    "Adopt",
+    "AgentBeat",
+    "AgentGone",
+    "AgentHello",
+    "AgentRoute",
+    "AgentStatus",
+    "AgentToEntry",
+    "AgentToReplica",
+    "BatchCancel",
+    "BatchOpen",
+    "BatchQuery",
+    "BatchState",
+    "BatchStatus",
+    "BrokerToAgent",
+    "BrokerToClient",
+    "BrokerToEntry",
+    "Busy",
+    "Cancel",
+    "Done",
+    "DrainAgent",
+    "DrainAll",
+    "EntryBeat",
+    "EntryHello",
+    "EntryToAgent",
+    "Failed",
+    "FleetTable",
+    "Frame",
+    "Frames",
+    "LeaseGrant",
+    "LeaseProgress",
+    "LeaseRevoke",
+    "LeaseWanted",
+    "Length",
+    "Likelihood",
+    "Message",
+    "NoRoom",
+    "Reason",
+    "Refused",
+    "ReplicaBeat",
+    "ReplicaHello",
+    "ReplicaPhase",
+    "ReplicaState",
+    "ReplicaToAgent",
+    "RestartReplica",
+    "Resume",
+    "Room",
+    "Route",
+    "Sampling",
+    "Service",
+    "Share",
+    "StatusQuery",
+    "StatusReply",
+    "StopReplica",
+    "Submit",
+    "Submits",
+    "SwitchVersion",
+    "ToBroker",
+    "Tokens",
+    "Welcome",
+]

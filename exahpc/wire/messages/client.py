@@ -1,0 +1,96 @@
+"""Control: the command line and the broker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exahpc.wire.messages.base import Message
+from exahpc.wire.messages.control import ReplicaState
+
+
+class StatusQuery(Message, frozen=True):
+    """client -> broker."""
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or ""."""
+
+    pool: str
+    task: int
+    node: str
+    job: str
+    job_state: str
+    alive: bool
+    beat_age: float
+    restarts: int
+    replicas: list[ReplicaState]
+
+
+class BatchStatus(msgspec.Struct, frozen=True):
+    """One batch in `status`. Counts are rows; state: opening, running, finished, failed or cancelled.
+
+    note: why, when the state is failed.
+    """
+
+    batch: str
+    folder: str
+    total: int
+    ok: int
+    failed: int
+    leased: int
+    state: str
+    note: str = ""
+
+
+class StatusReply(Message, frozen=True):
+    """broker -> client."""
+
+    epoch: int
+    wanted: int
+    ready: int
+    agents: list[AgentStatus]
+    entries: list[tuple[int, str, int, int, int, int]]
+    """(index, url, in flight, waiting, done, failed) of each entry."""
+    batches: list[BatchStatus]
+    notes: list[str]
+
+
+class BatchOpen(Message, frozen=True):
+    """client -> broker: run (or go on with) the batch whose folder is named. Answer: BatchState or Refused."""
+
+    batch: str
+    folder: str
+
+
+class BatchQuery(Message, frozen=True):
+    """client -> broker. Answer: BatchState or Refused."""
+
+    batch: str
+
+
+class BatchCancel(Message, frozen=True):
+    """client -> broker. Answer: BatchState or Refused."""
+
+    batch: str
+
+
+class BatchState(Message, frozen=True):
+    """broker -> client."""
+
+    status: BatchStatus
+
+
+class DrainAll(Message, frozen=True):
+    """client -> broker: `down`: drain every agent within `seconds`, then tell them to end. Answer: Accepted."""
+
+    seconds: float
+
+
+class Accepted(Message, frozen=True):
+    """broker -> client."""
+
+
+class Refused(Message, frozen=True):
+    """broker -> client: why not, and what to do."""
+
+    reason: str
