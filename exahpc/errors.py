@@ -18,7 +18,9 @@ class DeploymentError(ExahpcError):
 class RequestError(ExahpcError):
     """A request that can never succeed: bad fields, too long, unknown model.
 
-    status: HTTP status code; type, param and code: the fields of OpenAI's error object.
+    status: HTTP status code; type, param and code: the fields of OpenAI's error object; retry_after: seconds after
+    which the client may ask again; final: asking again does not help, clients that would do so by themselves should
+    not.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class RequestError(ExahpcError):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after: int | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -36,6 +40,8 @@ class RequestError(ExahpcError):
         self.type = type
         self.param = param
         self.code = code
+        self.retry_after = retry_after
+        self.final = final
 
 
 class SlurmError(ExahpcError):

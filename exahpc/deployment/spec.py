@@ -170,8 +170,14 @@ class Limits(Frozen, frozen=True):
     queue_seconds: float = 60.0
     """Longest wait for a free replica before 503."""
     stream_buffer_bytes: int = 2**20
+    max_waiting_per_key: int | None = None
+    """Of these, how many may have come with one API key; default: all of them. A full line gives way to keys that
+    have less in it in any case."""
     """Unsent bytes kept for one slow reader before its request is cancelled."""
     attempts: int = 5
+    start_seconds: float = 540.0
+    """Longest wait while no replica is up at all, and of a request that must run alone (see
+    `docs/explanation/admission.md`); less than the ten minutes after which OpenAI's clients give up by themselves."""
     """Times that one request may be sent to a replica."""
     requests: int = 16
     """Choices (`n`) of one request at most."""

@@ -98,7 +98,8 @@ class LeaseProgress(Message, frozen=True):
 
     journal: file name inside the batch folder's journal/; start, end: the byte range whose records belong to
     this lease; finished: no more rows come. ok/failed: rows in the range. rows, bad: which rows of the range
-    ended well or badly; returned: rows handed back unstarted (all three as [first, last) ranges).
+    ended well or badly; returned: rows handed back; suspect: those of them under which a replica ended by itself
+    (all four as [first, last) ranges).
     """
 
     lease: int
@@ -112,6 +113,7 @@ class LeaseProgress(Message, frozen=True):
     rows: list[tuple[int, int]] = []
     bad: list[tuple[int, int]] = []
     returned: list[tuple[int, int]] = []
+    suspect: list[tuple[int, int]] = []
 
 
 class Welcome(Message, frozen=True):
@@ -122,7 +124,11 @@ class Welcome(Message, frozen=True):
 
 
 class LeaseGrant(Message, frozen=True):
-    """broker -> agent: run rows [first, last) of batch `batch`, whose folder all nodes can reach."""
+    """broker -> agent: run rows [first, last) of batch `batch`, whose folder all nodes can reach.
+
+    alone: they may be what kills replicas or agents: one at a time, nothing beside it; given_up: do not run them,
+    each becomes an error record with this reason.
+    """
 
     epoch: int
     lease: int
@@ -130,6 +136,8 @@ class LeaseGrant(Message, frozen=True):
     folder: str
     first: int
     last: int
+    alone: bool = False
+    given_up: str = ""
 
 
 class LeaseRevoke(Message, frozen=True):
