@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exahpc.wire.messages import EntryBeat, EntryHello
+from exahpc.wire.messages import EntryBeat, EntryHello, EntryStatus
 
 SILENCE_SECONDS = 10.0  # five of their beats
 
@@ -44,16 +44,18 @@ class Entries:
     def peers(self) -> list[bytes]:
         return list(self._entries)
 
-    def rows(self) -> list[tuple[int, str, int, int, int, int]]:
-        """(index, url, in flight, waiting, done, failed), by index."""
-        return sorted(
-            (
-                e.hello.index,
-                e.hello.url,
-                e.beat.in_flight,
-                e.beat.waiting,
-                e.beat.done,
-                e.beat.failed,
+    def rows(self) -> list[EntryStatus]:
+        """Those of the head first, then node by node."""
+        rows = (
+            EntryStatus(
+                index=e.hello.index,
+                url=e.hello.url,
+                node=e.hello.node,
+                in_flight=e.beat.in_flight,
+                waiting=e.beat.waiting,
+                done=e.beat.done,
+                failed=e.beat.failed,
             )
             for e in self._entries.values()
         )
+        return sorted(rows, key=lambda row: (row.node, row.url, row.index))

@@ -10,7 +10,7 @@ from exahpc.broker.recovery import Recovery
 from exahpc.broker.values import AgentView
 from exahpc.deployment.spec import Deployment
 from exahpc.slurm.api import JobRecord
-from exahpc.wire.messages import AgentStatus, BatchStatus, ReplicaState, StatusReply
+from exahpc.wire.messages import AgentStatus, BatchStatus, EntryStatus, ReplicaState, StatusReply
 
 MOST_NOTES = 20
 
@@ -19,7 +19,7 @@ def reply(
     deployment: Deployment,
     fleet: Fleet,
     recovery: Recovery | None,
-    entries: Sequence[tuple[int, str, int, int, int, int]],
+    entries: Sequence[EntryStatus],
     batches: Sequence[BatchStatus],
     notes: Iterable[str],
     now: float,

@@ -148,8 +148,9 @@ def _idle(shares: list[float]) -> str:
 
 def _entries(reply: StatusReply) -> Table:
     table = _table("entry", "url", "in flight", "waiting", "done", "failed")
-    for index, url, *counts in reply.entries:
-        table.add_row(str(index), url, *map(str, counts))
+    for entry in reply.entries:
+        counts = (entry.in_flight, entry.waiting, entry.done, entry.failed)
+        table.add_row(f"{entry.node or 'head'} {entry.index}", entry.url, *map(str, counts))
     return table
 
 

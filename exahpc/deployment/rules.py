@@ -40,7 +40,7 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "devices_per_rank": (1, 64),
     },
     StageLinks: {"group": (8, 65_536)},
-    Head: {"entries": (1, 256), "port": (0, 65_535)},
+    Head: {"entries": (1, 256), "entries_on_nodes": (0, 256), "port": (0, 65_535)},
     Limits: {
         "max_body_bytes": (1024, 60 * 2**20),
         "max_tokens_default": (1, None),

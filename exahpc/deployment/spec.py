@@ -145,6 +145,9 @@ class Head(Frozen, frozen=True):
     """Where the head runs: its own job, the first task of the first pool, or a process of this machine."""
     entries: int = 2
     """HTTP gateway processes; all listen on one port."""
+    entries_on_nodes: int = 0
+    """Further gateway processes beside each task's agent, on a free port of its node: they prefer the replicas of
+    that node. `exahpc url --all` lists them."""
     bind: str = "0.0.0.0"
     """Address that entries listen on; default with the local launcher: 127.0.0.1."""
     port: int = 0
@@ -167,17 +170,17 @@ class Limits(Frozen, frozen=True):
     """max_tokens of a request that names none (chat: the rest of the context when smaller)."""
     max_waiting: int = 4096
     """Requests that one entry holds back when all replicas are full; beyond that 429."""
-    queue_seconds: float = 60.0
-    """Longest wait for a free replica before 503."""
-    stream_buffer_bytes: int = 2**20
     max_waiting_per_key: int | None = None
     """Of these, how many may have come with one API key; default: all of them. A full line gives way to keys that
     have less in it in any case."""
-    """Unsent bytes kept for one slow reader before its request is cancelled."""
-    attempts: int = 5
+    queue_seconds: float = 60.0
+    """Longest wait for a free replica before 503."""
     start_seconds: float = 540.0
     """Longest wait while no replica is up at all, and of a request that must run alone (see
     `docs/explanation/admission.md`); less than the ten minutes after which OpenAI's clients give up by themselves."""
+    stream_buffer_bytes: int = 2**20
+    """Unsent bytes kept for one slow reader before its request is cancelled."""
+    attempts: int = 5
     """Times that one request may be sent to a replica."""
     requests: int = 16
     """Choices (`n`) of one request at most."""

@@ -42,6 +42,21 @@ class BatchStatus(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class EntryStatus(msgspec.Struct, frozen=True):
+    """One HTTP entry in `status`. node: host name of an entry beside an agent, "" for one of the head.
+
+    in_flight, waiting: requests now; done, failed: since it started.
+    """
+
+    index: int
+    url: str
+    node: str
+    in_flight: int
+    waiting: int
+    done: int
+    failed: int
+
+
 class StatusReply(Message, frozen=True):
     """broker -> client."""
 
@@ -49,8 +64,7 @@ class StatusReply(Message, frozen=True):
     wanted: int
     ready: int
     agents: list[AgentStatus]
-    entries: list[tuple[int, str, int, int, int, int]]
-    """(index, url, in flight, waiting, done, failed) of each entry."""
+    entries: list[EntryStatus]
     batches: list[BatchStatus]
     notes: list[str]
 

@@ -198,7 +198,7 @@ def test_hellos_fill_the_table_and_phases_change_it(tmp_path: Path) -> None:
             assert (reply.wanted, reply.ready) == (4, 3)
             assert [agent.alive for agent in reply.agents] == [True, True]
             assert any("replica 1 is down: exit code 1" in note for note in reply.notes), reply.notes
-            assert reply.entries[0][:2] == (0, "http://x/v1")
+            assert (reply.entries[0].index, reply.entries[0].url) == (0, "http://x/v1")
             a0.phase(1, "ready", 2)
             await until(lambda: (1, 2) in entry.slots, "its next incarnation routes")
             versions = [table.version for table in entry.tables]

@@ -138,8 +138,10 @@ def test_no_command_line_holds_a_secret(home: Path, tmp_path: Path) -> None:
 
 def test_json_for_users_has_the_names_of_the_fields() -> None:
     agent = m.AgentStatus("a", 0, "n", "1_0", "RUNNING", True, 0.5, 0, [m.ReplicaState(0, 1, "ready", running=2)])
-    told = json.loads(json_text(m.StatusReply(1, 1, 1, [agent], [(0, "u", 0, 0, 0, 0)], [], ["note"])))
-    assert (told["ready"], told["notes"], told["entries"]) == (1, ["note"], [[0, "u", 0, 0, 0, 0]])
+    told = json.loads(
+        json_text(m.StatusReply(1, 1, 1, [agent], [m.EntryStatus(0, "u", "n", 1, 0, 0, 0)], [], ["note"]))
+    )
+    assert (told["ready"], told["notes"], told["entries"][0]["in_flight"]) == (1, ["note"], 1)
     assert told["agents"][0]["replicas"][0]["running"] == 2
 
 
