@@ -13,7 +13,10 @@ class StatusQuery(Message, frozen=True):
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or ""."""
+    """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or "".
+
+    health: (slot, state, why) of each replica that is not healthy in the broker's eyes.
+    """
 
     pool: str
     task: int
@@ -24,6 +27,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     beat_age: float
     restarts: int
     replicas: list[ReplicaState]
+    health: list[tuple[int, str, str]] = []
 
 
 class BatchStatus(msgspec.Struct, frozen=True):

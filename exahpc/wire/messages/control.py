@@ -17,8 +17,8 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
 
     served, failed: requests that ended well, or by a fault of the replica; odd: those of `served` whose answer
     looks senseless (one token over and over, nothing at all); ttft, tbt: medians over its last window of requests,
-    in seconds, from submission to the first token and between tokens, 0 where nothing was measured; samples:
-    requests in that window; utilization: busy share of its accelerators (0..1), -1 where nobody can tell.
+    in seconds, from when the replica got it to its first token, and between tokens, 0 where nothing was measured;
+    samples: requests in that window; utilization: busy share of its accelerators (0..1), -1 where nobody can tell.
     """
 
     served: int = 0
@@ -32,7 +32,10 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
 
 class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     """One replica as its agent sees it. Ages in seconds, rates in tokens per second; idle, prefix_hits and
-    preemptions: see ReplicaBeat."""
+    preemptions: see ReplicaBeat.
+
+    token_age, step_age: since the last token, and since the last sign that it computes (a token, or a step of a
+    prompt); both 0 while it has no work."""
 
     slot: int
     incarnation: int
@@ -50,6 +53,7 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: int = 0
     preemptions: int = 0
     service: Service = Service()
+    step_age: float = 0.0
 
 
 class AgentHello(Message, frozen=True):
