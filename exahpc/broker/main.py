@@ -26,7 +26,7 @@ from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
-from exahpc.broker.values import Changed, Down, FleetAction, Ignored, Superseded, Tell, Up
+from exahpc.broker.values import Changed, Decided, Down, FleetAction, Ignored, Superseded, Tell, Up
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError
 from exahpc.wire import link
@@ -167,10 +167,10 @@ class Broker:
         match message:
             case m.AgentHello():
                 self._act(self._fleet.hello(peer, message, now))
+                self._news(peer, message.replicas, now)
             case m.AgentBeat():
                 self._act(self._fleet.beat(peer, message, now))
-                if message.replicas and (key := self._fleet.key_of(peer)) is not None:
-                    self._policies.heard(key, message.replicas, now)
+                self._news(peer, message.replicas, now)
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
@@ -197,6 +197,11 @@ class Broker:
                 self._drain(message.seconds, now)
             case _:
                 assert_never(message)
+
+    def _news(self, peer: bytes, replicas: list[m.ReplicaState], now: float) -> None:
+        key = self._fleet.key_of(peer) if replicas else None
+        if key is not None:
+            self._act(self._policies.heard(key, replicas, now))
 
     def _agent_on(self, peer: bytes, now: float) -> str | None:
         """The agent on this connection; one that had been given up is heard again by this."""
@@ -234,6 +239,8 @@ class Broker:
                     self._journal.append(Agent.of(action.view, action.route, now))
                 case Ignored():
                     _log.warning("%s", action.why)
+                case Decided():
+                    _log.warning("%s", action.what)
                 case Superseded():
                     self._stop(EXIT_OVER, f"{action.why}, this is epoch {self._fleet.epoch}")
                 case _:

@@ -49,6 +49,7 @@ class Member:
             job=self.job,
             reason=self.reason,
             handed_back=self.handed_back,
+            version=self.version,
         )
 
     def absorb(self, replicas: Iterable[ReplicaState]) -> bool:

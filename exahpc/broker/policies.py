@@ -26,8 +26,9 @@ class Policies:
     def down(self, key: str, now: float) -> None:
         """An agent works no more."""
 
-    def heard(self, key: str, replicas: Iterable[ReplicaState], now: float) -> None:
-        """News of an agent's replicas."""
+    def heard(self, key: str, replicas: Iterable[ReplicaState], now: float) -> list[FleetAction]:
+        """News of an agent's replicas; after its hello: all of them."""
+        return []
 
     def entry(self, peer: bytes, beat: EntryBeat, now: float) -> None:
         """An entry told its load."""

@@ -16,7 +16,7 @@ beats arrive; lost: five beats missed; gone: it said good-bye."""
 class AgentView:
     """One array task as the fleet knows it. since: when the phase began; job: "<array>_<task>" or "".
 
-    reason: why it is gone; handed_back: it asked Slurm itself to run the task again.
+    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; version: see AgentHello.
     """
 
     key: str
@@ -29,6 +29,7 @@ class AgentView:
     job: str = ""
     reason: str = ""
     handed_back: bool = False
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ class Ignored:
 
 
 @dataclass(frozen=True)
+class Decided:
+    """Something was decided that an operator will want to find in the log."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class Superseded:
     """Somebody obeys a broker of a higher epoch: this one must end."""
 
@@ -80,4 +88,4 @@ class Superseded:
     why: str
 
 
-FleetAction = Tell | Up | Down | Changed | Ignored | Superseded
+FleetAction = Tell | Up | Down | Changed | Ignored | Decided | Superseded
