@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -43,7 +44,13 @@ def main(folder: Path, pool: str, task: int) -> None:
     sys.exit(code)
 
 
-def run(folder: Folder, pool_name: str, task: int) -> int:
+def run(
+    folder: Folder,
+    pool_name: str,
+    task: int,
+    starter: Callable[[Folder, Deployment, Pool, int], Starter] = Starter,
+) -> int:
+    """Be the agent of a task. Returns its exit code. Raises ExahpcError when it cannot begin."""
     require_descriptors(_DESCRIPTORS)
     deployment = load(folder.toml, str(folder.path / "deployment.toml"))
     pool = _pool(deployment, pool_name, task)
@@ -67,7 +74,7 @@ def run(folder: Folder, pool_name: str, task: int) -> int:
             core=core,
             relay=relay,
             worker=LeaseWorker(f"{pool.name}-{task}"),
-            starter=Starter(folder, deployment, pool, task),
+            starter=starter(folder, deployment, pool, task),
         ).run()
 
     code = uvloop.run(serve())

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections import deque
 from typing import Any, assert_never
 
@@ -262,7 +261,7 @@ class Agent:
             pool=self._pool.name,
             task=self._task,
             incarnation=self._incarnation,
-            node=socket.gethostname(),
+            node=self._starter.node,
             address=self._traffic.address,
             job=here.task_id() or "",
             restarts=here.restarts(),

@@ -30,6 +30,11 @@ class Starter:
         self._digest = hashlib.sha256(folder.toml.encode()).hexdigest()[:16]
 
     @property
+    def node(self) -> str:
+        """Name of the node that the steps run on."""
+        return socket.gethostname()
+
+    @property
     def runtime(self) -> Path:
         """Asked for anew each time: an agent beside us removes it when it leaves it empty."""
         return runtime_directory(self._folder.path, socket.gethostname())

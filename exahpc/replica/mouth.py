@@ -22,9 +22,11 @@ log = logging.getLogger(__name__)
 class Mouth:
     """The ROUTER at `path`. Bound early, so that an agent can connect while the model loads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ctx: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        """ctx: shared with other sockets of this process, and closed by its owner."""
         self._path = path
-        self._ctx = zmq.Context()
+        self._own = ctx is None
+        self._ctx = ctx or zmq.Context()
         self._sock = self._ctx.socket(zmq.ROUTER)
         self._sock.linger = 500
         self._sock.router_mandatory = True
@@ -38,6 +40,11 @@ class Mouth:
         self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self.agent: bytes | None = None
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when there may be something to `receive`, once for any number of messages (see zmq.FD)."""
+        return int(self._sock.get(zmq.FD))
 
     def poll(self, seconds: float) -> bool:
         return bool(self._sock.poll(int(seconds * 1000) if seconds > 0 else 0))
@@ -72,6 +79,7 @@ class Mouth:
 
     def close(self) -> None:
         self._sock.close()
-        self._ctx.term()
+        if self._own:
+            self._ctx.term()
         with contextlib.suppress(OSError):
             self._path.unlink()
