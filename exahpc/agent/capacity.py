@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
-from exahpc.wire.messages import ReplicaHello
+from exahpc.wire.messages import Load, ReplicaHello
 
 EXPECTED = 0.5
 """Share of the tokens which a running sequence may still generate that is expected to come."""
@@ -42,6 +42,14 @@ class Capacity:
     def fits(self, need: int) -> bool:
         """Room for a sequence of `need` tokens now."""
         return len(self.running) < self.hello.sequences and self._expected() + need <= self.hello.tokens
+
+    @property
+    def load(self) -> Load:
+        """For the entries. A running sequence holds its prompt from the start, and its tokens as they come."""
+        running = self.running.values()
+        sequences = len(running) + len(self.online) + len(self.rows)
+        held = sum(choice.need - choice.left + choice.prefill for choice in running)
+        return Load(self.hello.slot, self.outstanding, sequences, min(1.0, held / self.hello.tokens))
 
     def _expected(self) -> int:
         """KV tokens of the running sequences: what they hold, and a share of what they may still generate."""

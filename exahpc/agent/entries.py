@@ -8,24 +8,32 @@ from typing import Any
 import zmq
 
 from exahpc.wire import link
-from exahpc.wire.messages import Busy, EntryToAgent, Message, Room, Submits
+from exahpc.wire.messages import Busy, EntryToAgent, Load, Message, Room, Submits
 
 ROOM_SECONDS = 0.05
-_WORTH = 64  # tokens: smaller changes of a slot's load are not worth a message ...
+"""Least time between two messages about room."""
+STEADY_SECONDS = 1.0
+"""Load that does not change is told so often: entries forget what they were told (`entry.fleet`)."""
+MOST_A_SECOND = 320
+"""Such messages, to all entries together: with an entry on each of hundreds of nodes they come more rarely."""
+_TOKENS, _SEQUENCES = 64, 4  # smaller changes of a slot's load are not worth a message ...
 _SHARE = 1 / 8  # ... nor are changes below this share of it
+_KV = 1 / 10  # change of the share of KV cache that is
 
 
-def worth_telling(before: list[tuple[int, int]], now: list[tuple[int, int]]) -> bool:
-    """Whether entries would route differently: slots came or went, one became idle or busy, or moved by much.
+def worth_telling(before: list[Load], now: list[Load]) -> bool:
+    """Whether entries would route differently: slots came or went, one became idle or busy, or moved by much."""
+    return len(before) != len(now) or any(map(_differ, before, now))
 
-    Each is (slot, outstanding tokens).
-    """
-    if len(before) != len(now):
-        return True
-    for (old_slot, old), (slot, load) in zip(before, now, strict=True):
-        if old_slot != slot or (old == 0) != (load == 0) or abs(load - old) > max(_WORTH, _SHARE * old):
-            return True
-    return False
+
+def _differ(old: Load, new: Load) -> bool:
+    return (
+        old.slot != new.slot
+        or (old.tokens == 0) != (new.tokens == 0)
+        or abs(new.tokens - old.tokens) > max(_TOKENS, _SHARE * old.tokens)
+        or abs(new.sequences - old.sequences) > max(_SEQUENCES, _SHARE * old.sequences)
+        or abs(new.kv - old.kv) > _KV
+    )
 
 
 class Entries:
@@ -42,7 +50,7 @@ class Entries:
         self._on_message, self._on_gone = on_message, on_gone
         self._server = link.Server(ctx, key, host, EntryToAgent, self._heard)
         self._peers: set[bytes] = set()
-        self._told: list[tuple[int, int]] = []
+        self._told: list[Load] = []
         self._told_at = float("-inf")
         self._hurry = False
 
@@ -51,7 +59,9 @@ class Entries:
         return self._server.address
 
     def _heard(self, peer: bytes, message: Any) -> None:
-        self._peers.add(peer)
+        if peer not in self._peers:
+            self._peers.add(peer)
+            self._hurry = True  # it knows nothing yet
         for one in message.submits if isinstance(message, Submits) else (message,):
             self._on_message(peer, one)
 
@@ -63,12 +73,16 @@ class Entries:
         elif isinstance(message, Busy):
             self._hurry = True  # whoever was refused should know the load at once
 
-    def tell_room(self, outstanding: list[tuple[int, int]], now: float) -> None:
-        """Push the load to every entry when it changed enough; at most once in ROOM_SECONDS."""
-        if now - self._told_at < ROOM_SECONDS or not (self._hurry or worth_telling(self._told, outstanding)):
+    def tell_room(self, loads: list[Load], now: float) -> None:
+        """Push the load to every entry when it changed enough; call every ROOM_SECONDS or so."""
+        quiet = now - self._told_at
+        if quiet < max(ROOM_SECONDS, len(self._peers) / MOST_A_SECOND):
             return
-        self._told, self._told_at, self._hurry = outstanding, now, False
-        message = Room(outstanding)
+        steady = quiet >= STEADY_SECONDS and any(load.tokens for load in loads)
+        if not (steady or self._hurry or worth_telling(self._told, loads)):
+            return
+        self._told, self._told_at, self._hurry = loads, now, False
+        message = Room(loads)
         for peer in list(self._peers):
             self.send(peer, message)
 

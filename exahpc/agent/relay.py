@@ -29,6 +29,7 @@ from exahpc.wire.messages import (
     Failed,
     Frame,
     Frames,
+    Load,
     NoRoom,
     ReplicaHello,
     Submit,
@@ -242,9 +243,9 @@ class Relay:
             actions += self._lose(job, "draining", own_exit=False)
         return actions
 
-    def room(self) -> list[tuple[int, int]]:
-        """(slot, tokens still to be prefilled or generated) of each replica, by slot."""
-        return sorted((slot, capacity.outstanding) for slot, capacity in self._slots.items())
+    def room(self) -> list[Load]:
+        """What each replica has to do, by slot."""
+        return [capacity.load for _, capacity in sorted(self._slots.items())]
 
     def free(self, slot: int) -> int:
         """Batch rows that this replica can take now. Some places stay free for online requests."""

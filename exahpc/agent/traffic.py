@@ -137,7 +137,7 @@ class Traffic:
         self.flush()
         room = self._relay.room()
         self._entries.tell_room(room, self._loop.time())
-        return frozenset(slot for slot, outstanding in room if outstanding)
+        return frozenset(load.slot for load in room if load.tokens)
 
     def _flush_soon(self) -> None:
         """Flush once after the burst that is being handled, so that frames of one link share a message."""

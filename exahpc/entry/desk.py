@@ -157,7 +157,7 @@ class Desk:
         return self.pump(now)
 
     def room(self, agent: Agent, message: Room, now: float) -> list[Action]:
-        self.router.room(agent, message.outstanding, now)
+        self.router.room(agent, message.loads, now)
         return self.pump(now)
 
     def unsent(self, agent: Agent, message: Submit, now: float) -> list[Action]:

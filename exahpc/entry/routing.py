@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from exahpc.entry.fleet import Agent, AgentKey, Replica
-from exahpc.wire.messages import AgentRoute, FleetTable
+from exahpc.wire.messages import AgentRoute, FleetTable, Load
 
 SMALL = 8  # up to so many open replicas all are compared
 _DRAWS = 8  # random looks for a pair that fits, in a big fleet
@@ -149,16 +149,16 @@ class Router:
         """It took a request: earlier busy answers are history."""
         replica.busy = 0
 
-    def room(self, agent: Agent, outstanding: list[tuple[int, int]], now: float) -> None:
+    def room(self, agent: Agent, loads: list[Load], now: float) -> None:
         """Its agent says how much each replica has to do, for all entries.
 
         Reports come right after a busy answer, and when room comes back: the latter lets a held replica go.
         """
-        for slot, tokens in outstanding:
-            replica = agent.replicas.get(slot)
+        for load in loads:
+            replica = agent.replicas.get(load.slot)
             if replica is None:
                 continue
-            replica.others = max(0, tokens - replica.tokens)
+            replica.others = max(0, load.tokens - replica.tokens)
             replica.others_until = now + _REPORT_LIFE
             if replica.held_until and now - replica.busy_at >= _HOLD:
                 replica.held_until = 0.0

@@ -24,8 +24,14 @@ from exahpc.wire.messages.client import (
     DrainAll,
     EntryStatus,
     Refused,
+    RolloutCommand,
+    RolloutPhase,
+    RolloutQuery,
+    RolloutStart,
+    RolloutStatus,
     StatusQuery,
     StatusReply,
+    VersionStatus,
 )
 from exahpc.wire.messages.control import (
     AgentBeat,
@@ -70,6 +76,7 @@ from exahpc.wire.messages.requests import (
     Failed,
     Frame,
     Frames,
+    Load,
     Resume,
     Room,
     Submit,
@@ -91,10 +98,13 @@ ToBroker = (
     | BatchQuery
     | BatchCancel
     | DrainAll
+    | RolloutStart
+    | RolloutCommand
+    | RolloutQuery
 )
 BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
 BrokerToEntry = Welcome | FleetTable
-BrokerToClient = StatusReply | BatchState | Accepted | Refused
+BrokerToClient = StatusReply | BatchState | RolloutStatus | Accepted | Refused
 AgentToReplica = Adopt | Admit | Abort | StopReplica
 ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
 
@@ -137,6 +147,7 @@ __all__ = [
     "LeaseWanted",
     "Length",
     "Likelihood",
+    "Load",
     "Message",
     "NoRoom",
     "Reason",
@@ -148,6 +159,11 @@ __all__ = [
     "ReplicaToAgent",
     "RestartReplica",
     "Resume",
+    "RolloutCommand",
+    "RolloutPhase",
+    "RolloutQuery",
+    "RolloutStart",
+    "RolloutStatus",
     "Room",
     "Route",
     "Sampling",
@@ -161,5 +177,6 @@ __all__ = [
     "SwitchVersion",
     "ToBroker",
     "Tokens",
+    "VersionStatus",
     "Welcome",
 ]

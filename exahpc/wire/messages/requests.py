@@ -120,10 +120,21 @@ class Busy(Message, frozen=True):
     attempt: int
 
 
-class Room(Message, frozen=True):
-    """agent -> entry: load of this task's replicas, pushed after Busy and when room comes back.
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """What one replica has to do, for all entries and batch rows together.
 
-    outstanding: (slot, tokens still to be generated or prefilled) for each serving replica.
+    tokens: still to be prefilled or generated; sequences: those that run or wait; kv: share (0..1) of its KV cache
+    that running sequences hold.
     """
 
-    outstanding: list[tuple[int, int]]
+    slot: int
+    tokens: int
+    sequences: int = 0
+    kv: float = 0.0
+
+
+class Room(Message, frozen=True):
+    """agent -> entry: load of each serving replica of this task, pushed after Busy, when it changes, and every
+    second while there is any. Only entries that have sent something are told."""
+
+    loads: list[Load]

@@ -9,26 +9,31 @@ import pytest
 
 from exahpc.agent.entries import Entries, worth_telling
 from exahpc.wire import link
-from exahpc.wire.messages import AgentToEntry, Busy, Cancel, Room
+from exahpc.wire.messages import AgentToEntry, Busy, Cancel, Load, Room
 
 
 @pytest.mark.parametrize(
     ("before", "now", "worth"),
     [
         ([], [], False),
-        ([], [(0, 0)], True),
-        ([(0, 5)], [], True),
-        ([(0, 5)], [(1, 5)], True),
-        ([(0, 0)], [(0, 1)], True),
-        ([(0, 1)], [(0, 0)], True),
-        ([(0, 100)], [(0, 100 + 64)], False),
-        ([(0, 100)], [(0, 100 + 65)], True),
-        ([(0, 8000)], [(0, 7000)], False),
-        ([(0, 8000)], [(0, 6999)], True),
+        ([], [Load(0, 0)], True),
+        ([Load(0, 5)], [], True),
+        ([Load(0, 5)], [Load(1, 5)], True),
+        ([Load(0, 0)], [Load(0, 1)], True),
+        ([Load(0, 1)], [Load(0, 0)], True),
+        ([Load(0, 100)], [Load(0, 100 + 64)], False),
+        ([Load(0, 100)], [Load(0, 100 + 65)], True),
+        ([Load(0, 8000)], [Load(0, 7000)], False),
+        ([Load(0, 8000)], [Load(0, 6999)], True),
+        ([Load(0, 9, 1)], [Load(0, 9, 5)], False),
+        ([Load(0, 9, 1)], [Load(0, 9, 6)], True),
+        ([Load(0, 9, 80)], [Load(0, 9, 69)], True),
+        ([Load(0, 9, 1, 0.5)], [Load(0, 9, 1, 0.59)], False),
+        ([Load(0, 9, 1, 0.5)], [Load(0, 9, 1, 0.61)], True),
     ],
 )
 def test_small_changes_of_the_load_are_not_worth_a_message(
-    before: list[tuple[int, int]], now: list[tuple[int, int]], worth: bool
+    before: list[Load], now: list[Load], worth: bool
 ) -> None:
     assert worth_telling(before, now) is worth
 
@@ -52,14 +57,27 @@ def test_room_is_told_at_once_after_busy_but_not_twice_in_a_moment_and_the_dead_
         await _until(lambda: entry.up)
         entry.send(Cancel("x"))
         await _until(lambda: peers)
-        entries.tell_room([(0, 10)], 1.0)
-        entries.tell_room([(0, 10)], 2.0)  # nothing changed
-        entries.tell_room([(0, 900)], 2.01)
-        entries.tell_room([(0, 0)], 2.03)  # too soon
+        entries.tell_room([Load(0, 10)], 1.0)
+        entries.tell_room([Load(0, 10)], 1.5)  # nothing changed
+        entries.tell_room([Load(0, 900)], 1.51)
+        entries.tell_room([Load(0, 0)], 1.53)  # too soon
         entries.send(peers[0], Busy("x", 1))
-        entries.tell_room([(0, 901)], 2.10)  # a small change, but somebody was refused
-        await _until(lambda: len(heard) >= 4)
-        assert heard == [Room([(0, 10)]), Room([(0, 900)]), Busy("x", 1), Room([(0, 901)])]
+        entries.tell_room([Load(0, 901)], 1.6)  # a small change, but somebody was refused
+        entries.tell_room([Load(0, 901)], 2.7)  # steady, but what was told is forgotten
+        entries.tell_room([Load(0, 0)], 2.8)
+        entries.tell_room([Load(0, 0)], 9.0)  # nothing to do is told once
+        told: list[Any] = [Room([Load(0, tokens)]) for tokens in (10, 900, 901, 901, 0)]
+        told.insert(2, Busy("x", 1))
+        await _until(lambda: len(heard) >= len(told))
+        assert heard == told
+        second: list[Any] = []
+        other = link.Client(ctx, key, lambda: entries.address, AgentToEntry, second.append)
+        await _until(lambda: other.up)
+        other.send(Cancel("z"))
+        await _until(lambda: len(peers) == 2)
+        entries.tell_room([Load(0, 0)], 10.0)  # nothing new, but for a newcomer
+        await _until(lambda: second)
+        other.close()
         entry.close()
         await _until(lambda: entries.send(peers[0], Busy("y", 1)) or gone)
         entries.send(peers[0], Busy("y", 1))

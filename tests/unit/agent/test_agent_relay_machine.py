@@ -30,6 +30,7 @@ from exahpc.wire.messages import (
     Failed,
     Frames,
     Likelihood,
+    Load,
     ReplicaHello,
     Resume,
     Submit,
@@ -479,7 +480,9 @@ class RelayMachine(RuleBasedStateMachine):
         if hasattr(self, "relay"):
             busy = any(ask.open for ask in self.asks.values()) or bool(self.rows)
             assert self.relay.idle == (not busy)
-            for slot, outstanding in self.relay.room():
+            for load in self.relay.room():
+                slot, outstanding = load.slot, load.tokens
+                assert 0 <= load.kv <= 1
                 left = sum(
                     len(a.ids)
                     + a.new
@@ -514,7 +517,7 @@ class RelayMachine(RuleBasedStateMachine):
         assert not self.asks
         assert not self.rows
         assert self.relay.idle
-        assert [outstanding for _, outstanding in self.relay.room()] == [0] * SLOTS
+        assert self.relay.room() == [Load(slot, 0) for slot in range(SLOTS)]
         assert not any(replica.running for replica in self.replicas.values())
         self.now += 10
         assert self.relay.flush(self.now) == []

@@ -11,7 +11,17 @@ from exahpc.agent.leases import LeaseWorker, Row
 from exahpc.agent.relay import Relay
 from exahpc.agent.traffic import Traffic
 from exahpc.wire import link
-from exahpc.wire.messages import Abort, AgentToEntry, Busy, Cancel, LeaseGrant, LeaseProgress, ReplicaHello, Tokens
+from exahpc.wire.messages import (
+    Abort,
+    AgentToEntry,
+    Busy,
+    Cancel,
+    LeaseGrant,
+    LeaseProgress,
+    Load,
+    ReplicaHello,
+    Tokens,
+)
 
 
 class NotedRelay:
@@ -52,8 +62,8 @@ class NotedRelay:
     def stop_rows(self) -> list[Any]:
         return [RowLost(key, False) for key, _ in self.rows]
 
-    def room(self) -> list[tuple[int, int]]:
-        return [(0, 0), (1, 7)]
+    def room(self) -> list[Load]:
+        return [Load(0, 0), Load(1, 7)]
 
     def free(self, slot: int) -> int:
         return self.places[slot] - sum(at == slot for _, at in self.rows)

@@ -53,7 +53,7 @@ class StubAgent:
                 self.submits.append(message)
                 if self.full or message.incarnation != self.replica:
                     self.server.send(peer, m.Busy(message.request, message.attempt))
-                    self.server.send(peer, m.Room([(self.task, 1000)]))
+                    self.server.send(peer, m.Room([m.Load(self.task, 1000)]))
                 elif self.error is not None:
                     values = self.error
                     self.server.send(

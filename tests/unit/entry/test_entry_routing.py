@@ -120,9 +120,9 @@ def test_room_lets_a_busy_replica_go_unless_it_is_the_report_of_that_very_busy_a
     only = pick(router)
     for _ in range(4):
         router.busy(only, 10.0)
-    router.room(only.agent, [(0, 500)], 10.001)
+    router.room(only.agent, [m.Load(0, 500)], 10.001)
     assert router.pick(1, 10, 10.001) is None
-    router.room(only.agent, [(0, 100)], 10.05)
+    router.room(only.agent, [m.Load(0, 100)], 10.05)
     assert pick(router, now=10.05) is only
 
 
@@ -130,7 +130,7 @@ def test_reports_of_other_entries_load_count_for_a_while() -> None:
     router = fleet(2)
     first, second = replicas(router)
     router.take(second, 1, 50)
-    router.room(first.agent, [(0, 1000)], 1.0)
+    router.room(first.agent, [m.Load(0, 1000)], 1.0)
     assert pick(router, now=1.5) is second
     assert pick(router, now=9.0) is first
 
