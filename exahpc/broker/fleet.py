@@ -1,8 +1,12 @@
 """The fleet: who is alive, which replicas take traffic, and the table that says so. Pure: (event, now) -> actions.
 
-An agent is known by "<pool>/<task>". Its incarnation grows with each process; only the newest one's current
-connection is listened to. The cost of a quiet beat is one move in an ordered dict; nothing here walks the fleet
-except `table` (when it changed) and `snapshot` (when somebody asks).
+An agent is known by "<pool>/<task>". Its incarnation grows with each process. One that was restarted in its job, or
+whose job was requeued, replaces the one before it. One in *another* job while the current agent lives is its
+successor: it is held as *next* until it can serve as much as the current one, or that one ends; then the task is
+handed over, and the old agent drains.
+
+The cost of a quiet beat is one move in an ordered dict; nothing here walks the fleet except `table` (when it
+changed) and `snapshot` (when somebody asks).
 
 A restarted broker begins with what its predecessor had journalled (`carried`): those agents are *expected*. Their
 routes stay in the table until they are heard or `carry_seconds` are over, so entries never lose a route because a
@@ -11,17 +15,21 @@ fresh broker has heard only half of the fleet.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from exahpc.broker.member import Member
+from exahpc.broker.roster import Roster
 from exahpc.broker.values import (
     AgentPhase,
     AgentView,
     Changed,
+    Coming,
     Down,
     FleetAction,
     Ignored,
+    Lapsed,
+    Loaded,
+    Retired,
     Superseded,
     Tell,
     Up,
@@ -32,9 +40,11 @@ from exahpc.wire.messages import (
     AgentGone,
     AgentHello,
     AgentRoute,
+    BrokerToAgent,
     DrainAgent,
     FleetTable,
     ReplicaState,
+    Share,
     Welcome,
 )
 
@@ -51,37 +61,35 @@ class Fleet:
         epoch: int,
         now: float,
         carried: Iterable[tuple[AgentView, AgentRoute | None]] = (),
+        retired: Iterable[str] = (),
     ) -> None:
-        """carried: what the predecessor last knew; agents that this deployment does not want are left out."""
+        """carried: what the predecessor last knew; agents that this deployment does not want are left out.
+        retired: jobs whose task lives in another one."""
         self.epoch = epoch
         self._beat = deployment.recovery.beat_seconds
-        self._agents: dict[str, Member] = {}
-        for pool in deployment.pool:
-            for task in range(pool.tasks):
-                key = f"{pool.name}/{task}"
-                self._agents[key] = Member(key, pool, task, since=now)
-        self._absent: dict[str, None] = dict.fromkeys(self._agents)  # not alive; a dict for its order
-        self._expected: set[str] = set()
-        self._heard: OrderedDict[str, None] = OrderedDict()  # alive agents, the longest silent first
-        self._peers: dict[bytes, Member] = {}
+        self._drain_seconds = deployment.walltime.drain_seconds
+        self._roster = Roster(deployment, now)
+        self._retired = set(retired)
         self._carry_until = now + max(CARRY_SECONDS, MISSED_BEATS * self._beat)
         self._deaf_until = now
         self._last_tick = now
         self._drain: tuple[float, str] | None = None
-        self._version = 0
-        self._published: dict[str, AgentRoute] | None = None
+        self._shares: list[Share] = []
+        self._asleep = False
+        self._published = FleetTable(epoch, 0, [])
         self._dirty = True
         for view, route in carried:
             self._carry(view, route)
 
     def _carry(self, view: AgentView, route: AgentRoute | None) -> None:
-        agent = self._agents.get(view.key)
+        agent = self._roster.current.get(view.key)
         if agent is None:
             return
         agent.incarnation, agent.node, agent.job = view.incarnation, view.node, view.job
-        if view.phase == "alive":
-            agent.phase, agent.route = "expected", route
-            self._expected.add(agent.key)
+        agent.parked, agent.version, agent.until = view.parked, view.version, view.until
+        if view.phase in ("alive", "expected"):
+            self._roster.enter(agent, "expected", agent.since)
+            agent.route = route
         else:
             agent.phase, agent.reason, agent.handed_back = view.phase, view.reason, view.handed_back
 
@@ -91,59 +99,117 @@ class Fleet:
         key = f"{message.pool}/{message.task}"
         if message.epoch > self.epoch:
             return [Superseded(message.epoch, f"agent {key} obeys the broker of epoch {message.epoch}")]
-        agent = self._agents.get(key)
-        if agent is None:
+        current = self._roster.current.get(key)
+        if current is None:
             return [Ignored(f"hello of {key}: the deployment has no such task")]
-        if message.incarnation < agent.incarnation:
-            why = f"incarnation {message.incarnation} of {key} was replaced by {agent.incarnation}"
-            if message.node == agent.node:  # its steps may have been adopted by the newer agent beside it
-                return [Ignored(why)]
-            return [Ignored(why), Tell(peer, DrainAgent(self.epoch, 0.0, why))]
-        if message.incarnation == agent.incarnation and agent.phase == "gone":
-            return [Ignored(f"hello of {key} after its good-bye")]
-        fresh = message.incarnation > agent.incarnation
+        known = next((m for m in self._roster.lives(key) if m.incarnation == message.incarnation), None)
+        if known is not None:
+            if known.phase == "gone":
+                return [Ignored(f"hello of {key} after its good-bye")]
+            return self._greet(known, peer, message, now, fresh=False)
+        if message.job and message.job in self._retired and message.job != current.job:
+            return self._send_away(peer, f"job {message.job} of {key} was succeeded by {current.job}", now)
+        before = next((m for m in self._roster.lives(key) if m.job == message.job), current)
+        if message.incarnation < before.incarnation:
+            why = f"incarnation {message.incarnation} of {key} was replaced by {before.incarnation}"
+            if message.node == before.node and message.job == before.job:
+                return [Ignored(why)]  # its steps may have been adopted by the newer agent beside it
+            return self._send_away(peer, why, now)
+        if before is current and self._succeeds(message, current):
+            return self._hold(current, peer, message, now)
+        return self._greet(before, peer, message, now, fresh=True)
+
+    @staticmethod
+    def _succeeds(message: AgentHello, current: Member) -> bool:
+        return (
+            current.phase in ("alive", "expected") and "" not in (message.job, current.job)
+        ) and message.job != current.job
+
+    def _send_away(self, peer: bytes, why: str, now: float) -> list[FleetAction]:
+        return [Ignored(why), Tell(peer, DrainAgent(self.epoch, 0.0, why))]
+
+    def _hold(self, current: Member, peer: bytes, message: AgentHello, now: float) -> list[FleetAction]:
+        """A successor: let it load beside the current agent."""
         actions: list[FleetAction] = []
-        if fresh and agent.phase in ("alive", "expected"):
-            actions.append(Down(key, f"replaced by incarnation {message.incarnation}"))
-        self._forget_peer(agent)
-        self._peers[peer], agent.peer = agent, peer
+        other = self._roster.next.get(current.key)
+        if other is not None:
+            why = f"incarnation {message.incarnation} has come in its place"
+            if other.peer is not None:
+                actions.append(Tell(other.peer, DrainAgent(self.epoch, 0.0, why)))
+            actions += self._lapse(other, why)
+        member = Member(current.key, current.pool, current.task, role="next", parked=current.parked)
+        self._roster.next[current.key] = member
+        return actions + self._greet(member, peer, message, now, fresh=True)
+
+    def _greet(
+        self, agent: Member, peer: bytes, message: AgentHello, now: float, *, fresh: bool
+    ) -> list[FleetAction]:
+        actions: list[FleetAction] = []
+        if fresh and agent.role == "current" and agent.phase in ("alive", "expected"):
+            actions.append(Down(agent.key, f"replaced by incarnation {message.incarnation}"))
         agent.incarnation, agent.node, agent.address = message.incarnation, message.node, message.address
         agent.job, agent.restarts = message.job or agent.job, message.restarts
-        agent.version, agent.until = message.version, message.until
+        agent.version, agent.until = message.version, message.until or (0.0 if fresh else agent.until)
         agent.reason, agent.handed_back = "", False
+        if fresh:
+            agent.draining = False
         agent.replicas = {}
         agent.absorb(message.replicas)
-        self._enter(agent, "alive", now)
-        self._listen(agent, now)
-        actions += [
-            Tell(peer, Welcome(self.epoch, self._beat)),
-            Up(agent.view(), peer, tuple(message.leases), fresh),
-        ]
-        self._route(agent)
-        actions.append(Changed(agent.view(), agent.route))
+        agent.came, agent.loaded = now, agent.ready == self._slots(agent)
+        self._roster.connect(agent, peer, now)
+        self._roster.enter(agent, "alive", now)
+        actions.append(Tell(peer, Welcome(self.epoch, self._beat)))
+        if agent.role == "current":
+            actions.append(Up(agent.view(), peer, tuple(message.leases), fresh))
+            self._route(agent)
+            actions.append(Changed(agent.view(), agent.route))
+        elif agent.role == "next":
+            actions.append(Coming(agent.view()))
+        else:
+            self._route(agent)
+        return actions + self._remind(agent, now) + self._settle(agent.key, now)
+
+    def _remind(self, agent: Member, now: float) -> list[FleetAction]:
+        """Orders that it may have missed, or that were given before it came."""
         if self._drain is not None:
             until, reason = self._drain
-            actions.append(Tell(peer, DrainAgent(self.epoch, max(0.0, until - now), reason)))
-        return actions
+        elif agent.role == "leaving":
+            until, reason = agent.came + self._drain_seconds, "its successor has taken over"
+        elif agent.parked:
+            until, reason = now, "not needed now"
+        else:
+            return []
+        agent.draining = True
+        assert agent.peer is not None
+        return [Tell(agent.peer, DrainAgent(self.epoch, max(0.0, until - now), reason)), *self._route(agent)]
 
     def beat(self, peer: bytes, message: AgentBeat, now: float) -> list[FleetAction]:
-        agent = self._peers.get(peer)
+        agent = self._roster.on(peer)
         if agent is None:
             return []
-        self._listen(agent, now)
+        self._roster.listen(agent, now)
         changed = agent.absorb(message.replicas)
+        actions: list[FleetAction] = []
         if agent.phase == "lost":  # it was only silent: the same connection, so no beat was missed in between
-            self._enter(agent, "alive", now)
+            self._roster.enter(agent, "alive", now)
             agent.reason = ""
-            self._route(agent)
-            return [Up(agent.view(), peer, (), False), Changed(agent.view(), agent.route)]
-        return self._route(agent) if changed else []
+            if agent.role == "current":
+                self._route(agent)
+                actions += [Up(agent.view(), peer, (), False), Changed(agent.view(), agent.route)]
+            elif agent.role == "leaving":
+                actions += self._remind(agent, now)
+        elif changed:
+            actions += self._route(agent)
+        if changed and not agent.loaded and agent.ready == self._slots(agent):
+            agent.loaded = True
+            actions.append(Loaded(agent.view(), now - agent.came))
+        return actions + self._settle(agent.key, now) if changed else actions
 
     def gone(self, peer: bytes, message: AgentGone, now: float) -> list[FleetAction]:
-        agent = self._peers.get(peer)
+        agent = self._roster.on(peer)
         if agent is None:
             return []
-        self._forget_peer(agent)
+        self._roster.disconnect(agent)
         agent.reason, agent.handed_back = message.reason, message.requeue
         return self._leave(agent, "gone", message.reason, now)
 
@@ -155,21 +221,44 @@ class Fleet:
             self._deaf_until = now + silence
         self._last_tick = now
         if now >= self._deaf_until:
-            while self._heard:
-                agent = self._agents[next(iter(self._heard))]
-                if now - agent.heard <= silence:
-                    break
+            for agent in self._roster.silent(now - silence):
                 actions += self._leave(agent, "lost", f"no beat for {now - agent.heard:.0f} s", now)
-        if self._expected and now >= self._carry_until:
-            for key in sorted(self._expected):
-                actions += self._leave(self._agents[key], "lost", "not heard since the broker's restart", now)
+        if self._roster.expected and now >= self._carry_until:
+            for key in sorted(self._roster.expected):
+                agent = self._roster.current[key]
+                actions += self._leave(agent, "lost", "not heard since the broker's restart", now)
         return actions
+
+    # --- orders ----------------------------------------------------------------------------------------------
+
+    def order(self, key: str, message: BrokerToAgent) -> list[FleetAction]:
+        """Send this to the task's current agent; nothing when it is not alive."""
+        agent = self._roster.current[key]
+        return [Tell(agent.peer, message)] if agent.phase == "alive" and agent.peer is not None else []
 
     def drain(self, seconds: float, reason: str, now: float) -> list[FleetAction]:
         """End the whole fleet: every agent, also those that say hello later."""
         self._drain = (now + seconds, reason)
+        return [action for key in self._roster.current for action in self._end(key, seconds, reason)]
+
+    def park(self, key: str, seconds: float, reason: str, now: float) -> list[FleetAction]:
+        """The task is not wanted until `unpark`: its agents drain and end, and nobody misses them."""
+        actions = self._end(key, seconds, reason)
+        agent = self._roster.current[key]
+        agent.parked = True
+        return [*actions, Changed(agent.view(), agent.route)]
+
+    def unpark(self, key: str, now: float) -> list[FleetAction]:
+        """The task is wanted again: recovery starts it. An agent that drains still ends first."""
+        agent = self._roster.current[key]
+        agent.parked = False
+        if agent.phase not in ("alive", "expected"):
+            agent.since = now
+        return [Changed(agent.view(), agent.route)]
+
+    def _end(self, key: str, seconds: float, reason: str) -> list[FleetAction]:
         actions: list[FleetAction] = []
-        for agent in self._agents.values():
+        for agent in self._roster.lives(key):
             agent.draining = True
             if agent.phase == "alive" and agent.peer is not None:
                 actions.append(Tell(agent.peer, DrainAgent(self.epoch, seconds, reason)))
@@ -181,34 +270,43 @@ class Fleet:
     ) -> list[FleetAction]:
         """Lower (or restore) the share of traffic of one replica; weight in 0..1, 0: none. Its next incarnation
         has 1. probe: see `Route`."""
-        agent = self._agents[key]
+        agent = self._roster.current[key]
         agent.weights[slot] = (incarnation, weight, probe)
         return self._route(agent)
+
+    def share(self, shares: Sequence[Share]) -> None:
+        """How requests that name no version are divided: see FleetTable."""
+        self._shares, self._dirty = list(shares), True
+
+    def sleep(self, asleep: bool) -> None:
+        """See FleetTable.asleep."""
+        self._asleep, self._dirty = asleep, True
 
     # --- what others read ------------------------------------------------------------------------------------
 
     def table(self) -> FleetTable | None:
-        """The table to push, with its version raised, or None when entries already have the same routes."""
+        """The table to push, with its version raised, or None when entries already have the same one."""
         if not self._dirty:
             return None
         self._dirty = False
-        routes = {key: agent.route for key, agent in sorted(self._agents.items()) if agent.route is not None}
-        if routes == self._published:
+        version = self._published.version
+        drawn = FleetTable(self.epoch, version, self._roster.routes(), self._shares, self._asleep)
+        if version and drawn == self._published:
             return None
-        self._published, self._version = routes, self._version + 1
-        return self.current()
+        self._published = FleetTable(self.epoch, version + 1, drawn.agents, drawn.shares, drawn.asleep)
+        return self._published
 
     def current(self) -> FleetTable:
         """The table as it was last pushed: for an entry that says hello."""
-        return FleetTable(self.epoch, self._version, list((self._published or {}).values()))
+        return self._published
 
     def key_of(self, peer: bytes) -> str | None:
-        """The agent on this connection, when it is the one listened to and not given up."""
-        agent = self._peers.get(peer)
-        return agent.key if agent is not None and agent.phase == "alive" else None
+        """The agent on this connection, when it is its task's current one and not given up."""
+        agent = self._roster.on(peer)
+        return agent.key if agent is not None and (agent.role, agent.phase) == ("current", "alive") else None
 
     def peer_of(self, key: str) -> bytes | None:
-        agent = self._agents.get(key)
+        agent = self._roster.current.get(key)
         return agent.peer if agent is not None and agent.phase == "alive" else None
 
     @property
@@ -218,54 +316,86 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        return len(self._heard)
+        """Agents, successors and leaving ones included."""
+        return self._roster.alive
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that these hold."""
+        return self._roster.nodes
 
     @property
     def expected(self) -> int:
-        return len(self._expected)
+        return len(self._roster.expected)
 
     @property
     def unheard(self) -> int:
-        return sum(self._agents[key].phase == "unheard" for key in self._absent)
+        return self._roster.unheard
+
+    @property
+    def wanted(self) -> int:
+        """Replicas of all tasks that are not parked."""
+        return sum(self._slots(agent) for agent in self._roster.current.values() if not agent.parked)
+
+    def parked(self, key: str) -> bool:
+        return self._roster.current[key].parked
 
     def absent(self) -> Iterator[AgentView]:
-        """Agents that are not alive; costs nothing when all are."""
-        return (self._agents[key].view() for key in self._absent)
+        """Wanted agents that are not alive; costs nothing when all are."""
+        return self._roster.absent(parked=False)
+
+    def surplus(self) -> Iterator[AgentView]:
+        """Parked tasks whose agents are not alive: what Slurm still holds of them is not needed."""
+        return self._roster.absent(parked=True)
 
     def snapshot(self) -> Iterator[tuple[AgentView, int, float, list[ReplicaState]]]:
-        """(agent, its restarts, when it was last heard, its replicas) of every wanted task."""
-        for agent in self._agents.values():
-            replicas = [r for _, r in sorted(agent.replicas.items())] if agent.phase == "alive" else []
-            yield agent.view(), agent.restarts, agent.heard, replicas
+        """(agent, its restarts, when it was last heard, its replicas) of every task."""
+        return self._roster.snapshot()
 
     # --- inner -----------------------------------------------------------------------------------------------
 
-    def _listen(self, agent: Member, now: float) -> None:
-        agent.heard = now
-        self._heard[agent.key] = None
-        self._heard.move_to_end(agent.key)
-
-    def _forget_peer(self, agent: Member) -> None:
-        if agent.peer is not None:
-            self._peers.pop(agent.peer, None)
-            agent.peer = None
-
-    def _enter(self, agent: Member, phase: AgentPhase, now: float) -> None:
-        if agent.phase != phase:
-            agent.phase, agent.since = phase, now
-        self._expected.discard(agent.key)
-        if phase == "alive":
-            self._absent.pop(agent.key, None)
-        else:
-            self._absent[agent.key] = None
-            self._heard.pop(agent.key, None)
+    @staticmethod
+    def _slots(agent: Member) -> int:
+        return len(agent.pool.slots_of_task(agent.task))
 
     def _leave(self, agent: Member, phase: AgentPhase, why: str, now: float) -> list[FleetAction]:
-        self._enter(agent, phase, now)
+        self._roster.enter(agent, phase, now)
         agent.reason = why
-        agent.route = agent.earned_route()
-        self._dirty = True
-        return [Down(agent.key, why), Changed(agent.view(), None)]
+        if agent.role == "next":
+            return self._lapse(agent, why)
+        agent.route, self._dirty = None, True
+        if agent.role == "leaving":
+            if phase == "gone":
+                self._roster.dismiss(agent)
+            return []
+        return [Down(agent.key, why), Changed(agent.view(), None), *self._settle(agent.key, now)]
+
+    def _lapse(self, agent: Member, why: str) -> list[FleetAction]:
+        self._roster.dismiss(agent)
+        return [Lapsed(agent.view(), why)]
+
+    def _settle(self, key: str, now: float) -> list[FleetAction]:
+        """Hand the task over when its successor can serve as much as the current agent, or that one ends."""
+        old, new = self._roster.current[key], self._roster.next.get(key)
+        if new is None or old.phase == "expected" or self._drain is not None:
+            return []
+        if old.phase == "alive" and not old.ending and new.ready < max(1, old.ready):
+            return []
+        actions: list[FleetAction] = []
+        why = f"succeeded by incarnation {new.incarnation} in job {new.job} on {new.node}"
+        if old.phase == "alive" and old.peer is not None:
+            actions += [Tell(old.peer, DrainAgent(self.epoch, self._drain_seconds, why)), Down(key, why)]
+        self._roster.succeed(new)
+        self._retired.add(old.job)
+        self._route(old)
+        self._route(new)
+        assert new.peer is not None
+        return [
+            *actions,
+            Retired(key, old.job),
+            Up(new.view(), new.peer, (), True),
+            Changed(new.view(), new.route),
+        ]
 
     def _route(self, agent: Member) -> list[FleetAction]:
         if agent.phase == "expected" and not agent.draining:
@@ -274,4 +404,4 @@ class Fleet:
         if route == agent.route:
             return []
         agent.route, self._dirty = route, True
-        return [Changed(agent.view(), route)]
+        return [Changed(agent.view(), route)] if agent.role == "current" else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from exahpc.broker.versions import RolloutState
 from exahpc.wire.messages import AgentRoute, BrokerToAgent
 
 AgentPhase = Literal["unheard", "expected", "alive", "lost", "gone"]
@@ -16,7 +17,8 @@ beats arrive; lost: five beats missed; gone: it said good-bye."""
 class AgentView:
     """One array task as the fleet knows it. since: when the phase began; job: "<array>_<task>" or "".
 
-    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; version: see AgentHello.
+    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; version: see AgentHello;
+    sequences: those that each of its replicas runs at once.
     """
 
     key: str
@@ -30,6 +32,7 @@ class AgentView:
     reason: str = ""
     handed_back: bool = False
     version: str = ""
+    sequences: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,37 @@ class Down:
 
 
 @dataclass(frozen=True)
+class Coming:
+    """A successor of a task said hello: its replicas load while the current agent serves."""
+
+    view: AgentView
+
+
+@dataclass(frozen=True)
+class Lapsed:
+    """A successor that had come is of no use any more: silent, or it ended."""
+
+    view: AgentView
+    why: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All replicas of an agent are ready for the first time, so many seconds after its hello."""
+
+    view: AgentView
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A job whose task lives in another one from now on: whoever still speaks from it is told to end."""
+
+    key: str
+    job: str
+
+
+@dataclass(frozen=True)
 class Changed:
     """What a restarted broker should know about this agent has changed: to be journalled."""
 
@@ -81,6 +115,30 @@ class Decided:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """Note in the folder that this task loads `version` from its next start on; then tell its agent, if one is there,
+    to drain within `seconds` and start again. Performed in order."""
+
+    key: str
+    version: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Note in the folder which version tasks load that are assigned to none. Performed in order, with Switch."""
+
+    version: str
+
+
+@dataclass(frozen=True)
+class RolloutMoved:
+    """Where the rollout stands has changed: to be journalled, before what follows is done."""
+
+    state: RolloutState
+
+
+@dataclass(frozen=True)
 class Superseded:
     """Somebody obeys a broker of a higher epoch: this one must end."""
 
@@ -88,4 +146,4 @@ class Superseded:
     why: str
 
 
-FleetAction = Tell | Up | Down | Changed | Ignored | Decided | Superseded
+FleetAction = Tell | Up | Down | Changed | Ignored | Decided | Switch | InForce | RolloutMoved | Superseded

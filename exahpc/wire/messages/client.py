@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from exahpc.wire.messages.base import Message
@@ -15,7 +17,7 @@ class StatusQuery(Message, frozen=True):
 class AgentStatus(msgspec.Struct, frozen=True):
     """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or "".
 
-    health: (slot, state, why) of each replica that is not healthy in the broker's eyes.
+    health: (slot, state, why) of each replica that is not healthy in the broker's eyes; version: see AgentHello.
     """
 
     pool: str
@@ -28,6 +30,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     restarts: int
     replicas: list[ReplicaState]
     health: list[tuple[int, str, str]] = []
+    version: str = ""
 
 
 class BatchStatus(msgspec.Struct, frozen=True):
@@ -102,6 +105,57 @@ class DrainAll(Message, frozen=True):
     """client -> broker: `down`: drain every agent within `seconds`, then tell them to end. Answer: Accepted."""
 
     seconds: float
+
+
+RolloutPhase = Literal["idle", "canary", "judging", "widening", "done", "reverting", "reverted"]
+
+
+class RolloutStart(Message, frozen=True):
+    """client -> broker: bring the deployment to this version, whose file lies in the folder. Answer: RolloutStatus or
+    Refused."""
+
+    version: str
+
+
+class RolloutCommand(Message, frozen=True):
+    """client -> broker: go on without waiting for requests to judge by, stop and go back, or go back after the end.
+    Answer: RolloutStatus or Refused."""
+
+    command: Literal["promote", "abort", "rollback"]
+
+
+class RolloutQuery(Message, frozen=True):
+    """client -> broker. Answer: RolloutStatus."""
+
+
+class VersionStatus(msgspec.Struct, frozen=True):
+    """One of the two versions of a rollout. tasks: that have it, or will have it at their next start; ready: replicas;
+    share: of the requests that name no version; served, failed, odd: requests since the rollout began (see `Service`);
+    deaths: replicas that ended or were restarted; ttft, tbt: medians of its replicas in seconds, 0 where nothing was
+    measured."""
+
+    version: str
+    tasks: int
+    ready: int
+    share: float
+    served: int
+    failed: int
+    odd: int
+    deaths: int
+    ttft: float
+    tbt: float
+
+
+class RolloutStatus(Message, frozen=True):
+    """broker -> client. current: version in force; phase: of the last rollout, since so many seconds; tasks: of the
+    deployment; story: why it stands where it stands; versions: the old and the new one, none while idle."""
+
+    current: str
+    phase: RolloutPhase
+    seconds: float
+    tasks: int
+    story: str
+    versions: list[VersionStatus]
 
 
 class Accepted(Message, frozen=True):

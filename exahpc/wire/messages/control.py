@@ -60,7 +60,8 @@ class AgentHello(Message, frozen=True):
     """agent -> broker: first message of every connection.
 
     version: label of the deployment file that it serves, "" for the first one; until: Unix time at which Slurm
-    ends its job, 0 when nobody knows.
+    ends its job, 0 when nobody knows; sequences: those that each of its replicas runs at once (a version may change
+    it), 0: what the broker's own deployment file says.
     """
 
     pool: str
@@ -75,6 +76,7 @@ class AgentHello(Message, frozen=True):
     leases: list[int]
     version: str = ""
     until: float = 0.0
+    sequences: int = 0
 
 
 class AgentBeat(Message, frozen=True):
