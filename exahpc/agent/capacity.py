@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
+from exahpc.agent.service import Meter
 from exahpc.wire.messages import Load, ReplicaHello
 
 EXPECTED = 0.5
@@ -24,10 +25,12 @@ ONLINE_FIRST_SECONDS = 1.0
 
 class Capacity:
     """running: by sequence id; online, rows: choices that wait for a place; outstanding: tokens still to be
-    prefilled or generated, waiting ones included; refused: when an online request last found no room."""
+    prefilled or generated, waiting ones included; refused: when an online request last found no room; meter: how
+    well it serves."""
 
-    def __init__(self, hello: ReplicaHello) -> None:
+    def __init__(self, hello: ReplicaHello, meter: Meter) -> None:
         self.hello = hello
+        self.meter = meter
         self.running: dict[int, Choice] = {}
         self.online: deque[Choice] = deque()
         self.rows: deque[Choice] = deque()

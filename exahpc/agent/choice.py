@@ -12,6 +12,7 @@ from exahpc.wire.messages import Admit, Frame, Resume, Sampling
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
     from exahpc.agent.prepare import Prompt
+    from exahpc.agent.service import Timing
 
 
 class Choice:
@@ -19,12 +20,14 @@ class Choice:
 
     index: among the choices of the request, and the sampler's stream; count: tokens emitted; fresh: those that
     no frame has carried yet; carried: how many frames have; need: tokens that its sequence may come to hold; left:
-    tokens still to be prefilled or generated; sequence: 0 until it has a place.
+    tokens still to be prefilled or generated; sequence: 0 until it has a place, from when on there is a timing.
     """
+
+    timing: Timing
 
     __slots__ = (
         "_pending", "_text", "_told", "carried", "count", "fresh", "index", "job", "left", "need", "new", "parts",
-        "prefill", "prompt", "reason", "replayed", "sent", "sequence",
+        "prefill", "prompt", "reason", "replayed", "sent", "sequence", "timing",
     )  # fmt: skip
 
     def __init__(self, job: Job, index: int, prompt: Prompt, text: TextStream) -> None:

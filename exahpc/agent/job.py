@@ -18,11 +18,11 @@ class Job:
     """One attempt of one request (peer: the entry), or one batch row (peer None).
 
     begun: the client has a byte of the stream; seed: the body's, else the one that was drawn at admission;
-    open: choices that have not ended.
+    open: choices that have not ended; odd: one that has looks senseless.
     """
 
     __slots__ = (
-        "attempt", "begun", "choices", "created", "events", "kind", "name", "open", "peer", "prepared",
+        "attempt", "begun", "choices", "created", "events", "kind", "name", "odd", "open", "peer", "prepared",
         "prompt_tokens", "request", "seed", "slot",
     )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Job:
         self.begun = begun
         self.choices: list[Choice] = []
         self.open = 0
+        self.odd = False
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prepared.prompts)
 
     def unfold(self, resume: Sequence[Resume], tokenizer: Tokenizer) -> list[Choice]:

@@ -16,6 +16,7 @@ from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
 from exahpc.agent.prepare import Prepared, prepare
 from exahpc.agent.rated import RatedChoice
+from exahpc.agent.service import VARIED, Meter, Timing
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
@@ -32,6 +33,7 @@ from exahpc.wire.messages import (
     Load,
     NoRoom,
     ReplicaHello,
+    Service,
     Submit,
     Tokens,
 )
@@ -132,7 +134,9 @@ class Relay:
     def replica_up(self, hello: ReplicaHello) -> list[Action]:
         """A replica takes traffic; it runs nothing of an earlier agent."""
         actions = self.replica_gone(hello.slot, own_exit=False)
-        self._slots[hello.slot] = Capacity(hello)
+        health = self._deployment.health
+        meter = Meter(health.window_requests, memory=health.rest_seconds)
+        self._slots[hello.slot] = Capacity(hello, meter)
         return actions
 
     def replica_gone(self, slot: int, *, own_exit: bool) -> list[Action]:
@@ -160,6 +164,10 @@ class Relay:
             choice = running.get(sequence)
             if choice is None:
                 continue
+            if choice.prefill:
+                capacity.meter.first(choice, token, now)
+            elif token != choice.timing.only:
+                choice.timing.only = VARIED
             done = choice.prefill + 1
             choice.prefill = 0
             choice.left -= done
@@ -180,6 +188,7 @@ class Relay:
             if choice is None:
                 continue
             if reason == "error":
+                capacity.meter.failed += 1
                 capacity.leave(choice)
                 actions += self._lose(
                     choice.job, "the replica could not compute this sequence", own_exit=choice.job.row
@@ -198,6 +207,7 @@ class Relay:
         capacity.leave(choice)
         if message.full:
             return self._turn_away(choice.job, capacity)
+        capacity.meter.failed += 1
         log.error("replica %d refused sequence %d: %s", slot, message.sequence, message.reason)
         error = RequestError(
             f"the replica refused the sequence: {message.reason}", status=500, type="server_error"
@@ -247,6 +257,11 @@ class Relay:
         """What each replica has to do, by slot."""
         return [capacity.load for _, capacity in sorted(self._slots.items())]
 
+    def service(self, slot: int, now: float) -> Service:
+        """How well and how fast this replica serves."""
+        capacity = self._slots.get(slot)
+        return Service() if capacity is None else capacity.meter.service(capacity.running.values(), now)
+
     def free(self, slot: int) -> int:
         """Batch rows that this replica can take now. Some places stay free for online requests."""
         capacity = self._slots.get(slot)
@@ -286,6 +301,7 @@ class Relay:
         while (choice := capacity.next(self._now)) is not None:
             self._sequence += 1
             capacity.start(choice, self._sequence)
+            choice.timing = Timing(self._now)
             admit = choice.admit(self._sequence, self._tokenizer.eos_ids)
             actions.append(ToReplica(capacity.hello.slot, admit))
         return actions
@@ -299,11 +315,14 @@ class Relay:
         return [ToPeer(peer, Frames(frames)) for peer, frames in by_peer.items()]
 
     def _end(self, choice: Choice, capacity: Capacity, reason: Finish) -> list[Action]:
+        job = choice.job
+        job.odd |= capacity.meter.ended(choice, self._now)
         capacity.leave(choice)
         choice.end(reason)
-        job = choice.job
         job.open -= 1
         if job.open == 0:
+            capacity.meter.served += 1
+            capacity.meter.odd += job.odd
             return self._complete(job)
         if not job.row:
             self._due[choice] = None
