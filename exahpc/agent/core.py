@@ -354,6 +354,5 @@ class AgentCore:
                     return []
                 if slot.phase not in ("loading", "canary", "ready"):
                     return []
-                slot.due = now
-                return self._end(slot, message.reason, now)
+                return self._condemn(slot, message.reason, now)
         assert_never(message)

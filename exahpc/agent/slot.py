@@ -158,4 +158,5 @@ class Slot:
             idle=list(self.idle),
             prefix_hits=self.prefix_hits,
             preemptions=self.preemptions,
+            step_age=round(now - self.last_move, 3) if self.busy else 0.0,
         )

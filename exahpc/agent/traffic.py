@@ -27,6 +27,7 @@ from exahpc.wire.messages import (
     Message,
     NoRoom,
     ReplicaHello,
+    Service,
     Submit,
     Tokens,
 )
@@ -84,6 +85,10 @@ class Traffic:
         self._worker.drain()
         self._relay.drain()
         self._act(self._relay.stop_rows())
+
+    def service(self, slot: int) -> Service:
+        """How well and how fast a replica serves."""
+        return self._relay.service(slot, self._loop.time())
 
     # --- messages -----------------------------------------------------------------------------------------
 
