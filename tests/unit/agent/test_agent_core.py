@@ -234,15 +234,38 @@ def test_orders_of_an_older_broker_are_ignored() -> None:
     assert (phase(core), core.draining, core.obeys(4), core.obeys(5)) == ("ready", False, False, True)
 
 
-def test_a_restart_by_the_broker_costs_no_budget_and_names_its_incarnation() -> None:
+def test_a_restart_by_the_broker_names_its_incarnation_and_counts_like_any_death() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
     assert core.handle(Order(RestartReplica(1, 0, 9, "other")), 1) == []
     assert told(core.handle(Order(RestartReplica(1, 0, 1, "hot")), 1)) == [Lost(0, False), Kill(0, 1, "hot")]
     core.handle(Ended(0, 1, "signal SIGKILL", False), 2)
-    assert told(core.handle(Tick(), 2)) == [Launch(0)]
-    assert not core.slots[0].deaths
+    assert told(core.handle(Tick(), 1 + RECOVERY.backoff_seconds)) == [Launch(0)]
+    assert list(core.slots[0].deaths) == [1]
     assert core.slots[0].restarts == 1
+
+
+def test_a_replica_that_the_broker_restarts_again_and_again_hands_the_task_back() -> None:
+    core = AgentCore([0], RECOVERY)
+    now = 0.0
+    for incarnation in range(1, RECOVERY.restarts + 2):
+        ready(core, 0, incarnation, now)
+        actions = core.handle(Order(RestartReplica(1, 0, incarnation, "silent")), now)
+        assert any(isinstance(a, CloseIntake) for a in actions) == (incarnation > RECOVERY.restarts)
+        core.handle(Ended(0, incarnation, "signal SIGKILL", False), now)
+        now += RECOVERY.backoff_seconds * 2**incarnation
+
+
+def test_a_long_prompt_is_told_from_silence_by_the_age_of_the_last_step() -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0)
+    assert core.states(50.0)[0].step_age == 0  # nothing to do
+    core.handle(Tick(frozenset({0})), 100.0)
+    core.handle(Beat(0, 1, 1, 0, 100, steps=1), 103.0)
+    state = core.states(104.0)[0]
+    assert (state.token_age, state.step_age) == (4.0, 1.0)
+    core.handle(Beat(0, 1, 1, 0, 100, steps=1), 105.0)  # a beat without a step is no sign of life
+    assert core.states(106.0)[0].step_age == 3.0
 
 
 def test_a_drain_lets_work_finish_then_stops_and_ends_with_0() -> None:
