@@ -48,11 +48,14 @@ def run(
     folder: Folder,
     pool_name: str,
     task: int,
-    starter: Callable[[Folder, Deployment, Pool, int], Starter] = Starter,
+    starter: Callable[[Folder, Deployment, Pool, int, str], Starter] = Starter,
 ) -> int:
     """Be the agent of a task. Returns its exit code. Raises ExahpcError when it cannot begin."""
     require_descriptors(_DESCRIPTORS)
-    deployment = load(folder.toml, str(folder.path / "deployment.toml"))
+    version = folder.assigned(pool_name, task)
+    if version:
+        log.info("serving version %s", version)
+    deployment = load(folder.version_toml(version), f"{version}.toml" if version else "deployment.toml")
     pool = _pool(deployment, pool_name, task)
     head = folder.head()
     incarnation = folder.claim_incarnation(pool.name, f"t{task}")
@@ -61,6 +64,7 @@ def run(
         deployment.recovery,
         hand_back_code=_hand_back_code(deployment, pool),
         epoch=head.epoch if head is not None else 0,
+        version=version,
     )
     relay = Relay(deployment, _tokenizer(deployment))
 
@@ -74,7 +78,7 @@ def run(
             core=core,
             relay=relay,
             worker=LeaseWorker(f"{pool.name}-{task}"),
-            starter=starter(folder, deployment, pool, task),
+            starter=starter(folder, deployment, pool, task, version),
         ).run()
 
     code = uvloop.run(serve())

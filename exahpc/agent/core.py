@@ -40,7 +40,7 @@ from exahpc.agent.events import (
 )
 from exahpc.agent.slot import Slot
 from exahpc.deployment.spec import Recovery
-from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, Welcome
+from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, SwitchVersion, Welcome
 
 LINK_GRACE = 3.0  # a lost socket is usually a dying step, whose end tells more: wait for it
 STOP_GRACE = 8.0  # from "please stop" to the kill: taking an interpreter with torch down takes seconds
@@ -49,6 +49,7 @@ OWN_SLEEP = 1.0  # an agent that heard nothing for longer must not blame its rep
 HAND_BACK_SECONDS = 10.0
 UNKILLABLE_SECONDS = 30.0
 EXIT_REQUEUE = 75
+EXIT_AGAIN = 76  # any code but 0 and 75 makes the supervisor start the agent again
 
 
 @dataclass
@@ -56,6 +57,7 @@ class _Ending:
     deadline: float
     reason: str
     requeue: bool
+    again: bool
 
 
 class AgentCore:
@@ -66,10 +68,17 @@ class AgentCore:
     """
 
     def __init__(
-        self, slots: Iterable[int], recovery: Recovery, *, hand_back_code: int = EXIT_REQUEUE, epoch: int = 0
+        self,
+        slots: Iterable[int],
+        recovery: Recovery,
+        *,
+        hand_back_code: int = EXIT_REQUEUE,
+        epoch: int = 0,
+        version: str = "",
     ) -> None:
+        """version: label of the deployment file that it serves."""
         self.slots = {number: Slot(number) for number in slots}
-        self.epoch = epoch
+        self.epoch, self.version = epoch, version
         self._recovery = recovery
         self._hand_back_code = hand_back_code
         self._ending: _Ending | None = None
@@ -308,11 +317,17 @@ class AgentCore:
 
     def _drain(self, event: Drain, now: float) -> list[Action]:
         deadline = now + max(0.0, event.seconds)
-        if self._ending is not None:
-            self._ending.deadline = min(self._ending.deadline, deadline)
-            self._ending.requeue &= event.requeue  # "end for good" wins over "run again", whichever came first
+        ending = self._ending
+        if ending is not None:
+            if event.again:
+                return []  # it ends in any case, and loads what it is to load at its next start, wherever that is
+            ending.deadline = min(ending.deadline, deadline)
+            # "end for good" wins over "run again", whichever came first; both win over "again here"
+            ending.requeue = event.requeue and (ending.requeue or ending.again)
+            ending.reason = event.reason if ending.again else ending.reason
+            ending.again = False
             return []
-        self._ending = _Ending(deadline, event.reason, event.requeue)
+        self._ending = _Ending(deadline, event.reason, event.requeue, event.again)
         actions: list[Action] = [CloseIntake(event.reason)]
         for slot in self.slots.values():
             match slot.phase:
@@ -335,7 +350,7 @@ class AgentCore:
         if any(slot.living for slot in self.slots.values()) and now < last:
             return []
         self._finished = True
-        code = self._hand_back_code if ending.requeue else 0
+        code = EXIT_AGAIN if ending.again else self._hand_back_code if ending.requeue else 0
         return [Finish(code, ending.reason, ending.requeue)]
 
     def _order(self, event: Order, now: float) -> list[Action]:
@@ -348,6 +363,11 @@ class AgentCore:
                 return []
             case DrainAgent():
                 return self._drain(Drain(message.seconds, message.reason, message.requeue), now)
+            case SwitchVersion():
+                if message.version == self.version:
+                    return []
+                reason = f"switching to {message.version or 'the first version'}"
+                return self._drain(Drain(message.seconds, reason, requeue=False, again=True), now)
             case RestartReplica():
                 slot = self.slots.get(message.slot)
                 if slot is None or slot.incarnation != message.incarnation or self._ending is not None:

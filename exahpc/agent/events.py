@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exahpc.wire.messages import DrainAgent, RestartReplica, Welcome
+from exahpc.wire.messages import DrainAgent, RestartReplica, SwitchVersion, Welcome
 
 # --- events ------------------------------------------------------------------------------------------------
 
@@ -96,18 +96,19 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """End this agent: nothing new, finish within `seconds`."""
+    """End this agent: nothing new, finish within `seconds`. again: to be started in place right afterwards."""
 
     seconds: float
     reason: str
     requeue: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """A message of the broker that commands."""
 
-    message: Welcome | RestartReplica | DrainAgent
+    message: Welcome | RestartReplica | DrainAgent | SwitchVersion
 
 
 Event = (

@@ -13,7 +13,7 @@ Mpi = Literal["openmpi", "mpich"]
 
 
 def replica_argv(
-    python: str, folder: Path, pool: str, slot: int, incarnation: int, socket: Path
+    python: str, folder: Path, pool: str, slot: int, incarnation: int, socket: Path, version: str = ""
 ) -> tuple[str, ...]:
     """One rank of a replica. The socket's path stands on it, so every process of a step can be found by it."""
     return (
@@ -23,6 +23,7 @@ def replica_argv(
         *("--slot", str(slot)),
         *("--incarnation", str(incarnation)),
         *("--socket", str(socket)),
+        *(("--version", version) if version else ()),
     )
 
 

@@ -40,6 +40,7 @@ from exahpc.wire.messages import (
     LeaseWanted,
     Message,
     RestartReplica,
+    SwitchVersion,
     Welcome,
 )
 
@@ -268,6 +269,8 @@ class Agent:
             epoch=self._core.epoch,
             replicas=self._core.states(self._loop.time()),
             leases=self._traffic.leases,
+            version=self._core.version,
+            sequences=self._pool.max_sequences,
         )
 
     def _ask_rows(self, rows: int) -> None:
@@ -275,7 +278,7 @@ class Agent:
 
     def _broker_said(self, message: Any) -> None:
         match message:
-            case Welcome() | RestartReplica() | DrainAgent():
+            case Welcome() | RestartReplica() | DrainAgent() | SwitchVersion():
                 self._emit(events.Order(message))
             case LeaseGrant() if self._core.obeys(message.epoch):
                 self._traffic.grant(message)

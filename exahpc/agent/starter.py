@@ -23,11 +23,12 @@ from exahpc.wire.folder import Folder, runtime_directory
 
 
 class Starter:
-    """Steps of one task of `pool`."""
+    """Steps of one task of `pool`. version: label of the deployment file that they serve."""
 
-    def __init__(self, folder: Folder, deployment: Deployment, pool: Pool, task: int) -> None:
+    def __init__(self, folder: Folder, deployment: Deployment, pool: Pool, task: int, version: str = "") -> None:
         self._folder, self._deployment, self._pool, self._task = folder, deployment, pool, task
-        self._digest = hashlib.sha256(folder.toml.encode()).hexdigest()[:16]
+        self._version = version
+        self._digest = hashlib.sha256(folder.version_toml(version).encode()).hexdigest()[:16]
 
     @property
     def node(self) -> str:
@@ -48,7 +49,9 @@ class Starter:
         incarnation = self._folder.claim_incarnation(pool.name, str(slot))
         listen = socket_path(self.runtime, pool.name, slot, incarnation)
         name = f"{pool.name}.{slot}.{incarnation}"
-        program = launch.replica_argv(sys.executable, self._folder.path, pool.name, slot, incarnation, listen)
+        program = launch.replica_argv(
+            sys.executable, self._folder.path, pool.name, slot, incarnation, listen, self._version
+        )
         return Step.start(
             self._argv(name, program),
             self._environment(),

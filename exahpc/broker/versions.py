@@ -2,10 +2,10 @@
 
     event      idle, done, reverted   canary      judging     widening    done        reverting
     start      canary                 -           -           -           -           -
-    ready      -                      judging     -           -           -           -           the canary serves
-    passed     -                      -           widening    -           -           -           it was judged good
+    ready      -                      judging     -           -           -           -           canary serves
+    passed     -                      -           widening    -           -           -           judged good
     complete   -                      -           -           done        -           -           all tasks serve
-    fail       -                      reverting   reverting   reverting   -           -           a gate closed
+    fail       -                      reverting   reverting   reverting   -           -           gate closed
     abort      -                      reverting   reverting   reverting   -           -           by command
     rollback   -                      -           -           -           reverting   -           by command
     back       -                      -           -           -           -           reverted

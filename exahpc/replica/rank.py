@@ -38,10 +38,10 @@ QUEUE = 8
 """Sequences that may wait for each that may run: the agent sends no more than run, so this is only a bound."""
 
 
-def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path) -> None:
+def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path, version: str = "") -> None:
     """Be one rank of a replica until the agent says stop."""
     gc.disable()  # importing makes a million objects that stay: looking through them again and again finds nothing
-    deployment = load(Folder(folder).toml)
+    deployment = load(Folder(folder).version_toml(version))
     pool = deployment.pool_named(pool_name)
     config = json.loads((Path(deployment.model.path) / "config.json").read_text())
     check(

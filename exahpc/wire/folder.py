@@ -11,6 +11,8 @@ Layout (folder 0700, every file 0600; all replaced atomically, so a reader sees 
     epochs/N                      claimed by the Nth broker
     incarnations/POOL.SLOT.N      claimed by the Nth step of a replica; POOL.tN.M by agents
     journal/                      the broker's journal
+    versions/LABEL.toml           deployment files of rollouts; default: the label in force (none: deployment.toml)
+    versions/assigned/POOL.TASK   the label that this task loads at its start, where it has one of its own
     slurm/                        job ids; local/: process ids of the local launcher
     logs/                         head-*.log, POOL-TASK/*.log
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -117,7 +120,8 @@ class Folder:
         folder = Folder(path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.chmod(0o700)
-        for name in ("secrets", "epochs", "incarnations", "journal", "slurm", "local", "logs"):
+        shutil.rmtree(path / "versions", ignore_errors=True)  # rollouts of an earlier life
+        for name in ("secrets", "epochs", "incarnations", "journal", "slurm", "local", "logs", "versions"):
             (path / name).mkdir(mode=0o700, exist_ok=True)
         write_atomic(path / "deployment.toml", deployment_toml.encode())
         if not folder._fleet.exists():
@@ -135,6 +139,57 @@ class Folder:
             return (self.path / "deployment.toml").read_text()
         except FileNotFoundError:
             raise DeploymentError(f"{self.path} holds no deployment: run `exahpc up` first") from None
+
+    # --- versions: see `deployment.versions` for what a label is ---
+
+    def version_toml(self, version: str) -> str:
+        """The deployment file of a version, "" for the one of `up`.
+
+        Raises DeploymentError that lists what there is.
+        """
+        if not version:
+            return self.toml
+        try:
+            return (self.path / "versions" / f"{version}.toml").read_text()
+        except FileNotFoundError:
+            known = ", ".join(self.versions()) or "none"
+            raise DeploymentError(f'{self.path.name} has no version "{version}"; there are: {known}') from None
+
+    def versions(self) -> list[str]:
+        """Labels of all rollouts' deployment files."""
+        return sorted(file.stem for file in (self.path / "versions").glob("*.toml"))
+
+    def add_version(self, version: str, toml: str) -> None:
+        (self.path / "versions").mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / "versions" / f"{version}.toml", toml.encode())
+
+    def assigned(self, pool: str, task: int) -> str:
+        """The version that this task loads at its start."""
+        mine = self._label(self._assigned / f"{pool}.{task}")
+        return self.version_in_force() if mine is None else mine
+
+    def assign(self, pool: str, task: int, version: str) -> None:
+        self._assigned.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._assigned / f"{pool}.{task}", version.encode(), durable=True)
+
+    def version_in_force(self) -> str:
+        """What tasks load that have no version of their own."""
+        return self._label(self.path / "versions" / "default") or ""
+
+    def put_in_force(self, version: str) -> None:
+        (self.path / "versions").mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path / "versions" / "default", version.encode(), durable=True)
+
+    @property
+    def _assigned(self) -> Path:
+        return self.path / "versions" / "assigned"
+
+    @staticmethod
+    def _label(path: Path) -> str | None:
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            return None
 
     def fleet_key(self) -> FleetKey:
         """Raises LinkError when the key may have been read by others."""

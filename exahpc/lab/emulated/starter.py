@@ -29,11 +29,18 @@ class EmulatedStarter(Starter):
     """As `Starter`, its methods block. latency: JSON, see `replicas`."""
 
     def __init__(
-        self, folder: Folder, deployment: Deployment, pool: Pool, task: int, *, latency: str = "{}"
+        self,
+        folder: Folder,
+        deployment: Deployment,
+        pool: Pool,
+        task: int,
+        version: str = "",
+        *,
+        latency: str = "{}",
     ) -> None:
         """Raises DeploymentError when the deployment is not labelled."""
         require_label(deployment)
-        super().__init__(folder, deployment, pool, task)
+        super().__init__(folder, deployment, pool, task, version)
         self._host = Host(folder, pool.name, latency, folder.logs(f"{pool.name}-{task}", "emulated.log"))
 
     @property

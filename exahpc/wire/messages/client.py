@@ -111,14 +111,16 @@ RolloutPhase = Literal["idle", "canary", "judging", "widening", "done", "reverti
 
 
 class RolloutStart(Message, frozen=True):
-    """client -> broker: bring the deployment to this version, whose file lies in the folder. Answer: RolloutStatus or
-    Refused."""
+    """client -> broker: bring the deployment to this version, whose file lies in the folder.
+
+    Answer: RolloutStatus or Refused."""
 
     version: str
 
 
 class RolloutCommand(Message, frozen=True):
-    """client -> broker: go on without waiting for requests to judge by, stop and go back, or go back after the end.
+    """client -> broker: go on without judging any more, stop and go back, or go back after the end.
+
     Answer: RolloutStatus or Refused."""
 
     command: Literal["promote", "abort", "rollback"]
@@ -129,10 +131,12 @@ class RolloutQuery(Message, frozen=True):
 
 
 class VersionStatus(msgspec.Struct, frozen=True):
-    """One of the two versions of a rollout. tasks: that have it, or will have it at their next start; ready: replicas;
-    share: of the requests that name no version; served, failed, odd: requests since the rollout began (see `Service`);
-    deaths: replicas that ended or were restarted; ttft, tbt: medians of its replicas in seconds, 0 where nothing was
-    measured."""
+    """One of the two versions of a rollout.
+
+    tasks: those that have it, or will have it at their next start; ready: replicas; share: of the requests that
+    name no version; served, failed, odd: requests since the rollout began (see `Service`); deaths: replicas that
+    ended or were restarted; ttft, tbt: medians of its replicas in seconds, 0 where nothing was measured.
+    """
 
     version: str
     tasks: int
@@ -147,8 +151,11 @@ class VersionStatus(msgspec.Struct, frozen=True):
 
 
 class RolloutStatus(Message, frozen=True):
-    """broker -> client. current: version in force; phase: of the last rollout, since so many seconds; tasks: of the
-    deployment; story: why it stands where it stands; versions: the old and the new one, none while idle."""
+    """broker -> client.
+
+    current: version in force; phase: of the last rollout, since so many seconds; tasks: of the deployment; story:
+    why it stands where it stands; versions: the old and the new one, none while idle.
+    """
 
     current: str
     phase: RolloutPhase

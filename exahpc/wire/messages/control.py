@@ -60,8 +60,8 @@ class AgentHello(Message, frozen=True):
     """agent -> broker: first message of every connection.
 
     version: label of the deployment file that it serves, "" for the first one; until: Unix time at which Slurm
-    ends its job, 0 when nobody knows; sequences: those that each of its replicas runs at once (a version may change
-    it), 0: what the broker's own deployment file says.
+    ends its job, 0 when nobody knows; sequences: those that each of its replicas runs at once (versions may
+    differ), 0: what the broker's own deployment file says.
     """
 
     pool: str
