@@ -41,11 +41,12 @@ class Dispatch:
         *,
         index: int,
         url: str,
+        node: str = "",
         draw: Callable[[int], int] = lambda n: int(random.random() * n),  # several times as fast as randrange
     ) -> None:
         self.desk = Desk(deployment, draw)
         self._ctx, self._key = ctx, key
-        self._index, self._url = index, url
+        self._index, self._url, self._node = index, url, node
         self._loop = asyncio.get_running_loop()
         self._links: dict[AgentKey, link.Client] = {}
         self._outbox = Outbox(self._tell, self._unsent)
@@ -126,7 +127,7 @@ class Dispatch:
                 assert_never(message)
 
     def _hello(self) -> None:
-        self._broker.send(m.EntryHello(self._index, os.getpid(), self._url))
+        self._broker.send(m.EntryHello(self._index, os.getpid(), self._url, self._node))
 
     def _broker_lost(self) -> None:
         log.warning("the broker is gone; the last fleet table stays")

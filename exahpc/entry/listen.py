@@ -1,26 +1,25 @@
-"""One port for all entries of a head: found once, published in endpoint.json, kept across restarts.
+"""One port for all entries of a head, and one for those beside an agent: found once, kept across restarts.
 
 Each entry binds its own socket with SO_REUSEPORT and the kernel spreads connections. That option would also let
-two deployments of one user share a port by mistake, so who joins a port must know that its owners are siblings:
-every living entry holds a shared file lock in the node-local runtime directory. Who finds no such lock is first:
-it keeps the published port (so that clients' URLs stay valid) if nobody listens there, else takes a fresh one.
+two deployments of one user share a port by mistake, so who joins a port must know that its owners are siblings
+(see `place`). Who finds none alive is first: it keeps the published port (so that clients' URLs stay valid) if
+nobody listens there, else takes a fresh one. The head publishes its endpoint in endpoint.json; entries beside an
+agent take any free port of their node, and the broker knows where they are.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from exahpc.deployment.spec import Deployment
+from exahpc.entry.place import Place
 from exahpc.errors import LinkError
-from exahpc.wire.address import head_address, node_address
+from exahpc.wire.address import head_address, host_address, node_address
 from exahpc.wire.folder import Endpoint, Folder, runtime_directory
 from exahpc.wire.tls import ensure_authority, issue_server
 
@@ -38,47 +37,61 @@ class Certificate:
 
 
 class Listener:
-    """The bound socket, the endpoint that all entries share, and the certificate (None: plain HTTP)."""
+    """The bound socket, the endpoint that siblings share, and the certificate (None: plain HTTP)."""
 
-    def __init__(self, sock: socket.socket, endpoint: Endpoint, tls: Certificate | None, place: _Place) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint, tls: Certificate | None, place: Place) -> None:
         self.sock, self.endpoint, self.tls, self._place = sock, endpoint, tls, place
 
     def close(self) -> None:
-        """Stop listening; the last entry of the node removes the lock files."""
+        """Stop listening; the last sibling removes the lock files."""
         self.sock.close()
         self._place.leave()
 
 
-def listen(deployment: Deployment, folder: Folder, index: int) -> Listener:
-    """Bind this entry's socket and publish the endpoint if it is the first one.
+def listen(deployment: Deployment, folder: Folder, index: int, beside: str = "") -> Listener:
+    """Bind this entry's socket and publish the endpoint if it is the first one. beside: see `Place`.
 
     Raises LinkError when the address cannot be bound, or living siblings published no endpoint.
     """
-    bind, host = deployment.head.bind, published_address(deployment)
+    bind, host = addresses(deployment, on_node=bool(beside))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     secure = uses_tls(deployment, bind)
-    place = _Place(runtime_directory(folder.path, node))
+    place = Place(folder, runtime_directory(folder.path, node), beside)
     with place.deciding():
         first = place.enter()
-        known = folder.endpoint()
-        if first:
-            sock = _fresh(bind, [deployment.head.port, known.port if known else 0])
+        known = place.endpoint()
+        if first:  # a fixed port is the head's: both may be on one node
+            sock = _fresh(bind, [0 if beside else deployment.head.port, known.port if known else 0])
         elif known is not None and known.host == host:
             sock = _bound(bind, known.port, share=True)
         else:
-            raise LinkError(f"entries run on {node}, but {folder.path}/endpoint.json names {known}, not {host}")
+            raise LinkError(f"entries run on {node} already, but at {known}, not at {host}")
         tls, ca = None, None
         if secure:
             ca = str(ensure_authority(folder))
             names = [host, socket.gethostname(), socket.getfqdn(), node]
-            tls = Certificate(*issue_server(folder, f"server-{index}", names))
+            name = f"{place.stem}.{index}" if beside else f"server-{index}"
+            # hundreds of nodes write their keys to themselves, not to the shared file system
+            tls = Certificate(*issue_server(folder, name, names, into=place.directory if beside else None))
         port = sock.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         url = f"{'https' if secure else 'http'}://{shown}:{port}/v1"
         endpoint = Endpoint(url, host, port, ca)
         if first and endpoint != known:
-            folder.publish_endpoint(endpoint)
+            place.publish(endpoint)
     return Listener(sock, endpoint, tls, place)
+
+
+def addresses(deployment: Deployment, *, on_node: bool) -> tuple[str, str]:
+    """(what to bind, what to publish). on_node: beside an agent, which may be another machine than the head's.
+
+    Raises LinkError when the node has no address.
+    """
+    bind = deployment.head.bind
+    if not on_node or deployment.launcher.kind == "local" or _is_loopback(bind):
+        return bind, published_address(deployment)
+    host = host_address(deployment.launcher)
+    return (bind if _is_any(bind) else host), host
 
 
 def published_address(deployment: Deployment) -> str:
@@ -94,7 +107,7 @@ def published_address(deployment: Deployment) -> str:
 def uses_tls(deployment: Deployment, bind: str) -> bool:
     """ "auto": a key must not cross a network in clear."""
     if deployment.head.tls == "auto":
-        return not (bind == "localhost" or _address(bind).is_loopback)
+        return not _is_loopback(bind)
     return deployment.head.tls == "on"
 
 
@@ -106,6 +119,10 @@ def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
             return ipaddress.ip_address(socket.gethostbyname(bind))
         except OSError as error:
             raise LinkError(f"head.bind = {bind!r} is no address of this node: {error}") from error
+
+
+def _is_loopback(bind: str) -> bool:
+    return bind == "localhost" or _address(bind).is_loopback
 
 
 def _is_any(bind: str) -> bool:
@@ -138,53 +155,3 @@ def _bound(bind: str, port: int, *, share: bool) -> socket.socket:
         raise LinkError(f"cannot listen on {bind} port {port} (head.bind, head.port): {error}") from error
     sock.setblocking(False)
     return sock
-
-
-class _Place:
-    """File locks by which the entries of one deployment on one node know of each other."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._alive = -1
-
-    @contextlib.contextmanager
-    def deciding(self) -> Iterator[None]:
-        """Only one entry of the node at a time is in here."""
-        path = self._directory / "entry.deciding"
-        while True:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(fd).st_ino == path.stat().st_ino:
-                    break
-            os.close(fd)  # the last one removed it while we waited
-        try:
-            yield
-        finally:
-            os.close(fd)
-
-    def enter(self) -> bool:
-        """Join; only while deciding. True: no other entry lives."""
-        fd = os.open(self._directory / "entry.alive", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            first = True
-        except BlockingIOError:
-            first = False
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        self._alive = fd
-        return first
-
-    def leave(self) -> None:
-        """The last one removes the files, and the directory if nothing else is in it."""
-        with self.deciding():
-            try:
-                fcntl.flock(self._alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for name in ("entry.alive", "entry.deciding"):
-                    (self._directory / name).unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    self._directory.rmdir()
-            except BlockingIOError:
-                pass
-            os.close(self._alive)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
+import socket
 from typing import Any, cast
 
 import uvicorn
@@ -14,6 +14,7 @@ import uvloop
 
 from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
+from exahpc.entry import descriptors
 from exahpc.entry.app import Gateway
 from exahpc.entry.connection import Connection
 from exahpc.entry.dispatch import Dispatch
@@ -26,29 +27,32 @@ from exahpc.wire.folder import Folder
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10
-"""Time that running requests have after TERM."""
+"""Time that running requests have after TERM: on the head, whose next life clients wait for ..."""
+NODE_GRACE_SECONDS = 25
+"""... and beside an agent: its requests run elsewhere by then. The supervisor waits LAST_CALL (30 s) for it."""
 _LAST_BYTES = 0.05  # seconds for the errors of requests that outlast that time
-_DESCRIPTORS = 65536
-_FEW_DESCRIPTORS = 4096
 _KEYS_EVERY = 2.0
 
 
-def run(folder: Folder, index: int) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def run(folder: Folder, index: int, beside: str = "") -> None:
+    """Serve until SIGTERM or SIGINT. beside: "POOL/TASK" of the agent on whose node it runs, "" on the head."""
     deployment = load(folder.toml, str(folder.path / "deployment.toml"))
     keys = Keys(folder)
-    _raise_descriptors()
+    descriptors.take(deployment)
     # uvicorn raises the signal again after an orderly end; this process then ends with code 0
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    listener = listen(deployment, folder, index)
+    listener = listen(deployment, folder, index, beside)
+    node = socket.gethostname() if beside else ""
     try:
-        uvloop.run(_serve(deployment, folder, keys, listener, index))
+        uvloop.run(_serve(deployment, folder, keys, listener, index, node))
     finally:
         listener.close()
 
 
-async def _serve(deployment: Deployment, folder: Folder, keys: Keys, listener: Listener, index: int) -> None:
+async def _serve(
+    deployment: Deployment, folder: Folder, keys: Keys, listener: Listener, index: int, node: str
+) -> None:
     gateway = Gateway(deployment, keys, index)
     gateway.dispatch = Dispatch(
         deployment,
@@ -57,8 +61,9 @@ async def _serve(deployment: Deployment, folder: Folder, keys: Keys, listener: L
         lambda: record.address if (record := folder.head()) else None,
         index=index,
         url=listener.endpoint.url,
+        node=node,
     )
-    server = uvicorn.Server(_config(gateway, deployment, listener))
+    server = uvicorn.Server(_config(gateway, listener, NODE_GRACE_SECONDS if node else GRACE_SECONDS))
     chores = asyncio.create_task(_chores(server, keys))
     gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
     log.info("entry %d serves %s at %s", index, deployment.served_name, listener.endpoint.url)
@@ -72,7 +77,7 @@ async def _serve(deployment: Deployment, folder: Folder, keys: Keys, listener: L
     log.info("entry %d has ended", index)
 
 
-def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvicorn.Config:
+def _config(gateway: Gateway, listener: Listener, grace: int) -> uvicorn.Config:
     tls: dict[str, Any] = {}
     if listener.tls is not None:
         tls = {"ssl_certfile": str(listener.tls.certificate), "ssl_keyfile": str(listener.tls.key)}
@@ -87,7 +92,7 @@ def _config(gateway: Gateway, deployment: Deployment, listener: Listener) -> uvi
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=grace,
         **tls,
     )
 
@@ -105,12 +110,3 @@ async def _chores(server: uvicorn.Server, keys: Keys) -> None:
             await asyncio.to_thread(keys.reload)  # a shared file system may take its time
         except Exception:
             log.exception("a chore failed")
-
-
-def _raise_descriptors() -> None:
-    """One descriptor a client and a few a link: take what the hard limit gives."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    link.require_descriptors(most)
-    if most < _FEW_DESCRIPTORS:
-        log.warning("only %d open files are allowed here: ask the site to raise it (ulimit -Hn)", most)

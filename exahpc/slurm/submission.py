@@ -68,6 +68,7 @@ def pool_submission(
             *_common(folder, python, scripts, resources),
             *("--pool", pool.name),
             *(("--with-head", "--entries", str(deployment.head.entries)) if holds_head else ()),
+            *(("--node-entries", str(on_nodes)) if (on_nodes := deployment.head.entries_on_nodes) else ()),
         ),
         flags=(
             *((f"--dependency={dependency}", "--kill-on-invalid-dep=yes") if dependency else ()),

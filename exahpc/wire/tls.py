@@ -42,10 +42,12 @@ def ensure_authority(folder: Folder) -> Path:
     return certificate
 
 
-def issue_server(folder: Folder, name: str, hosts: Iterable[str]) -> tuple[Path, Path]:
+def issue_server(
+    folder: Folder, name: str, hosts: Iterable[str], *, into: Path | None = None
+) -> tuple[Path, Path]:
     """A server certificate for `hosts` (host names and addresses; localhost is added), signed by the authority.
 
-    Written as secrets/NAME.crt and secrets/NAME.key, both 0600. Returns their paths.
+    Written as NAME.crt and NAME.key, both 0600, into secrets/ or another private directory. Returns their paths.
     Raises LinkError when the deployment has no authority, or its files do not belong together.
     """
     secrets = folder.path / "secrets"
@@ -73,7 +75,8 @@ def issue_server(folder: Folder, name: str, hosts: Iterable[str]) -> tuple[Path,
         )
         .sign(signer, hashes.SHA256())
     )
-    paths = secrets / f"{name}.crt", secrets / f"{name}.key"
+    into = into or secrets
+    paths = into / f"{name}.crt", into / f"{name}.key"
     write_atomic(paths[1], _pem(key))
     write_atomic(paths[0], made.public_bytes(serialization.Encoding.PEM))
     return paths

@@ -46,8 +46,8 @@ kind = "local"
 class Running:
     """One entry process and what it serves."""
 
-    def __init__(self, folder: Folder, index: int = 0) -> None:
-        self.folder, self.index = folder, index
+    def __init__(self, folder: Folder, index: int = 0, beside: str = "") -> None:
+        self.folder, self.index, self.beside = folder, index, beside
         self.log = folder.path / f"entry-{index}-{time.monotonic_ns()}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[str, int] = {}
@@ -61,6 +61,7 @@ class Running:
             str(self.folder.path),
             "--index",
             str(self.index),
+            *(("--beside", self.beside) if self.beside else ()),
         ]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(argv, stderr=log, stdout=log, start_new_session=True)

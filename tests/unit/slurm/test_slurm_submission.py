@@ -73,6 +73,12 @@ def test_the_first_task_holds_the_head_when_placed_there() -> None:
     assert "--with-head" not in pool_submission(deployment, second, FOLDER, "py", SCRIPTS).arguments
 
 
+def test_entries_on_nodes_are_named_to_the_tasks_of_every_pool() -> None:
+    deployment = msgspec.structs.replace(DEPLOYMENT, head=Head(entries_on_nodes=3))
+    assert pool_submission(deployment, POOL, FOLDER, "py", SCRIPTS).arguments[-2:] == ("--node-entries", "3")
+    assert "--node-entries" not in pool_submission(DEPLOYMENT, POOL, FOLDER, "py", SCRIPTS).arguments
+
+
 def test_some_tasks_may_be_submitted_again_after_others() -> None:
     made = pool_submission(DEPLOYMENT, POOL, FOLDER, "py", SCRIPTS, array="2", dependency="afterany:7_2")
     assert made.array == "2"

@@ -195,6 +195,18 @@ def test_other_tasks_keep_no_head(local: Local) -> None:
     assert not any("broker" in event for event in local.events())
 
 
+def test_entries_beside_an_agent_outlive_its_crash_and_end_after_its_end(local: Local) -> None:
+    local.run("replica.sbatch", "--pool", "a", "--task", "3", "--node-entries", "2")
+    local.sees("exahpc.entry start", 2)
+    os.kill(local.pid("exahpc.agent"), signal.SIGKILL)
+    local.sees("exahpc.agent start", 2)
+    assert "exahpc.entry TERM" not in local.events()
+    local.end("exahpc.agent", 75)
+    assert local.code() == 75
+    assert local.events()[-3:] == ["exahpc.agent end", "exahpc.entry TERM", "exahpc.entry TERM"]
+    assert (local.folder / "logs" / "a-3" / "entry-1.log").exists()
+
+
 def site_with_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Lmod and Environment Modules are found: a file that defines `module`."""
     (home / "site" / "init").mkdir(parents=True)
