@@ -108,8 +108,8 @@ class Batch:
     """
 
     __slots__ = (
-        "_at", "_ends", "_known", "_left_tokens", "_long", "_phase", "_phase_end", "_phase_extra", "_phase_rate",
-        "_short", "_step", "_waiting", "decoding", "frozen", "kv", "kv_tokens", "latency", "running", "sequences",
+        "_at", "_begun", "_ends", "_known", "_left_tokens", "_long", "_open", "_phase", "_phase_end",
+        "_phase_extra", "_phase_rate", "_short", "_step", "_waiting", "decoding", "frozen", "kv", "kv_tokens", "latency", "running", "sequences",
         "slow", "steps",
     )  # fmt: skip
 
@@ -119,6 +119,8 @@ class Batch:
         self.steps = 0.0
         self.running = self.decoding = self.kv = 0
         self._left_tokens = 0  # of sequences that are gone
+        self._open = 0  # prompts not computed yet, and all tokens of the answers of known sequences
+        self._begun = 0.0  # sum of `began` of those that decode
         self._at = 0.0  # when `steps` was right
         self._step = latency.base_seconds * slow  # seconds that one takes now
         self._known: dict[int, _Running] = {}
@@ -151,6 +153,11 @@ class Batch:
         """All tokens ever, as of when the clock last moved. Costs a look at each sequence."""
         return self._left_tokens + sum(map(self._emitted, self._known.values()))
 
+    @property
+    def outstanding(self) -> int:
+        """Tokens to be computed or generated, as of when the clock last moved."""
+        return max(0, round(self._open + self._begun - self.decoding * (1 + self.steps)))
+
     def next(self) -> float:
         """When `advance` has something to tell next; infinite when nothing runs, or nothing moves."""
         due = self._phase_end
@@ -175,6 +182,7 @@ class Batch:
         self._move(now)
         found = self._known[sequence] = _Running(sequence, prompt, new)
         self._waiting.append(found)
+        self._open += prompt + new
         self._start()
         self._settle()
 
@@ -185,6 +193,7 @@ class Batch:
             return
         self._move(now)
         self._left_tokens += self._emitted(found)
+        self._open -= found.new if found.began >= 0 else found.kv
         if not found.placed:
             self._waiting.remove(found)
         else:
@@ -192,6 +201,7 @@ class Batch:
             self.kv -= found.kv
             if found.began >= 0:
                 self.decoding -= 1
+                self._begun -= found.began
                 self._ends = [end for end in self._ends if end[1] != sequence]
                 heapify(self._ends)
             elif found in self._phase:
@@ -264,6 +274,8 @@ class Batch:
     def _end(self, one: _Running, told: list[Progress]) -> None:
         del self._known[one.number]
         self._left_tokens += one.new
+        self._open -= one.new
+        self._begun -= one.began
         self.running -= 1
         self.kv -= one.kv
         self.decoding -= 1
@@ -277,6 +289,8 @@ class Batch:
             firsts.append(self._long.popleft())
         for one in firsts:
             one.began = self.steps
+            self._open -= one.prompt
+            self._begun += one.began
             self.decoding += 1
             told.append(Progress(one.number, True))
             if one.new == 1:

@@ -58,6 +58,7 @@ def test_every_decoding_sequence_gets_one_token_a_step() -> None:
     batch.advance(batch.next())
     assert batch.emitted(1) == 1
     for count in range(2, 50):
+        assert batch.outstanding == 50 - batch.emitted(1)
         batch.advance(batch.next_step())
         assert batch.emitted(1) == count
 
@@ -133,9 +134,10 @@ def test_every_sequence_has_one_first_token_and_one_end_unless_aborted(data: st.
         assert batch.running <= batch.sequences
         assert batch.kv <= batch.kv_tokens or batch.running == 1
         assert batch.next() >= now - 1e-6
+        assert batch.outstanding >= 0
     while batch.next() < math.inf:
         told += batch.advance(batch.next())
-    assert len(batch) == batch.running == batch.kv == batch.decoding == 0
+    assert len(batch) == batch.running == batch.kv == batch.decoding == batch.outstanding == 0
     ended = [p.sequence for p in told if not p.first]
     assert sorted(ended) == sorted(set(wanted) - aborted)
     firsts = [p.sequence for p in told if p.first]
