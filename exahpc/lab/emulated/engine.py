@@ -38,6 +38,16 @@ class Engine:
         self._running: dict[int, _Told] = {}
         self.generated = 0
 
+    @property
+    def sequences(self) -> int:
+        """Most that run at once."""
+        return self._limits.sequences
+
+    @property
+    def kv_share(self) -> float:
+        """Of the KV cache that running sequences hold."""
+        return self._batch.kv / self._batch.kv_tokens
+
     def admit(self, message: Admit, now: float) -> NoRoom | None:
         """Take a sequence in, or say why not."""
         known = message.sequence in self._running
