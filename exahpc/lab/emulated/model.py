@@ -210,9 +210,9 @@ class Batch:
                 self._short.remove(found)
             else:
                 if found is self._long[0]:
-                    self._cut()
+                    self._phase_rate = 0.0
                 self._long.remove(found)
-        if not self.running:
+        if not self._phase and not self._phase_rate:
             self._cut()
         self._start()
         self._settle()
