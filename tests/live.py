@@ -146,13 +146,18 @@ class Load:
                 self.texts.append((prompt, self._live.stream(prompt, self._tokens)))
             except Exception as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
+                self._stop.wait(0.2)
 
-    def stop(self) -> None:
-        """Let the running streams end; then every failure so far is an assertion error."""
+    def halt(self) -> None:
+        """Let the running streams end."""
         self._stop.set()
         for thread in self._threads:
             thread.join(180)
         assert not any(t.is_alive() for t in self._threads), "a stream hangs"
+
+    def stop(self) -> None:
+        """Let the running streams end; then every failure so far is an assertion error."""
+        self.halt()
         assert not self.failures, self.failures[:5]
 
 

@@ -5,7 +5,6 @@ Pool `a`: an array of two one-node tasks. Pool `b`: one task of two nodes that h
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import h5py
 import pytest
 
 from exahpc.slurm.jobbook import JobBook
 from tests.cluster.conftest import DevCluster, why_not
+from tests.cluster.faults import Batch, void
 from tests.live import Live, Load, processes_of, until
 from tests.tiny import make_model
 
@@ -93,35 +92,6 @@ def under_load(live: Live, fault: Callable[[], None], seconds: float = 6) -> Non
     assert load.texts
     for prompt in {p for p, _ in load.texts}:
         assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 400)}
-
-
-class Batch:
-    """A batch file that runs beside what a test does."""
-
-    def __init__(self, live: Live, name: str, rows: int) -> None:
-        self._live, self._rows, self._output = live, rows, live.home / f"{name}.h5"
-        source = live.home / f"{name}.jsonl"
-        with source.open("w") as file:
-            for row in range(rows):
-                body = {"model": "tiny", "prompt": f"row {row}", "max_tokens": 40, "temperature": 0}
-                line = {"custom_id": f"r{row}", "method": "POST", "url": "/v1/completions", "body": body}
-                file.write(json.dumps(line) + "\n")
-        self._argv = ("batch", "run", str(source), "--deployment", live.name, "-o", str(self._output))
-        self._ended = ThreadPoolExecutor(1).submit(self._live.run, *self._argv, check=False, seconds=380)
-
-    def has_begun(self) -> None:
-        def begun() -> bool:
-            found = self._live.status()
-            return found is not None and any(b.ok > 10 for b in found.batches if self._output.name in b.folder)
-
-        until("the first rows are done", begun, 60)
-
-    def ends_whole(self) -> None:
-        done = self._ended.result(300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        with h5py.File(self._output) as file:
-            assert len(file["status"]) == self._rows
-            assert set(file["status"][:]) == {200}
 
 
 def node_of(live: Live, pool: str, task: int) -> str:
@@ -208,7 +178,7 @@ def test_a_crashed_node_is_replaced_and_no_batch_row_is_lost(spine: Live, nodes:
     agent = spine.agent("a", task)
     assert agent is not None
     assert agent.job == f"{JobBook.load(spine.folder.path).pools['a'][0]}_{task}", "requeued under its array id"
-    batch.ends_whole()
+    assert batch.missing() == []
     nodes.start(node)
 
 
@@ -225,8 +195,4 @@ def test_a_requeued_head_finds_its_fleet_again(spine: Live, nodes: DevCluster) -
     until("all are ready", lambda: spine.ready() == 3, 60)
     assert {(p, t, s): spine.incarnation(p, t, s) for p, t, s in before} == before
     assert len(spine.stream("served again", 20)) == 20
-    batch.ends_whole()
-
-
-def void(_: object) -> None:
-    """For a lambda that must return nothing."""
+    assert batch.missing() == []
