@@ -1,7 +1,7 @@
 """The fleet: who is alive, which replicas take traffic, and the table that says so. Pure: (event, now) -> actions.
 
-An agent is known by "<pool>/<task>". Its incarnation grows with each process. One that was restarted in its job, or
-whose job was requeued, replaces the one before it. One in *another* job while the current agent lives is its
+An agent is known by "<pool>/<task>". Its incarnation grows with each process. One that was restarted in its job,
+or whose job was requeued, replaces the one before it. One in *another* job while the current agent lives is its
 successor: it is held as *next* until it can serve as much as the current one, or that one ends; then the task is
 handed over, and the old agent drains.
 
@@ -150,6 +150,7 @@ class Fleet:
         agent.incarnation, agent.node, agent.address = message.incarnation, message.node, message.address
         agent.job, agent.restarts = message.job or agent.job, message.restarts
         agent.version, agent.until = message.version, message.until or (0.0 if fresh else agent.until)
+        agent.sequences = message.sequences
         agent.reason, agent.handed_back = "", False
         if fresh:
             agent.draining = False
@@ -243,10 +244,9 @@ class Fleet:
 
     def park(self, key: str, seconds: float, reason: str, now: float) -> list[FleetAction]:
         """The task is not wanted until `unpark`: its agents drain and end, and nobody misses them."""
-        actions = self._end(key, seconds, reason)
         agent = self._roster.current[key]
         agent.parked = True
-        return [*actions, Changed(agent.view(), agent.route)]
+        return [*self._end(key, seconds, reason), Changed(agent.view(), agent.route)]
 
     def unpark(self, key: str, now: float) -> list[FleetAction]:
         """The task is wanted again: recovery starts it. An agent that drains still ends first."""
@@ -377,7 +377,7 @@ class Fleet:
     def _settle(self, key: str, now: float) -> list[FleetAction]:
         """Hand the task over when its successor can serve as much as the current agent, or that one ends."""
         old, new = self._roster.current[key], self._roster.next.get(key)
-        if new is None or old.phase == "expected" or self._drain is not None:
+        if new is None or old.phase == "expected" or old.parked or self._drain is not None:
             return []
         if old.phase == "alive" and not old.ending and new.ready < max(1, old.ready):
             return []

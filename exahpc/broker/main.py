@@ -26,7 +26,20 @@ from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
-from exahpc.broker.values import Changed, Decided, Down, FleetAction, Ignored, Superseded, Tell, Up
+from exahpc.broker.values import (
+    Changed,
+    Coming,
+    Decided,
+    Down,
+    FleetAction,
+    Ignored,
+    Lapsed,
+    Loaded,
+    Retired,
+    Superseded,
+    Tell,
+    Up,
+)
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError
 from exahpc.wire import link
@@ -235,6 +248,20 @@ class Broker:
                     _log.warning("agent %s is away: %s", action.key, action.why)
                     self._batches.agent_lost(action.key, now)
                     self._policies.down(action.key, now)
+                case Coming():
+                    view = action.view
+                    _log.info(
+                        "agent %s: its successor of incarnation %d is up on %s",
+                        view.key,
+                        view.incarnation,
+                        view.node,
+                    )
+                case Lapsed():
+                    _log.warning("agent %s: its successor is gone: %s", action.view.key, action.why)
+                case Loaded():
+                    _log.info("agent %s is ready after %.0f s", action.view.key, action.seconds)
+                case Retired():
+                    _log.info("agent %s: job %s was succeeded", action.key, action.job)
                 case Changed():
                     self._journal.append(Agent.of(action.view, action.route, now))
                 case Ignored():

@@ -19,7 +19,7 @@ class Member:
     """Mutable; leaves the fleet only as an AgentView. heard: time of the last message; came: time of the first one
     of this incarnation; loaded: all its replicas were ready once; route: what the table says of it, None when it
     is not in it; weights: slot -> (incarnation, 0..1, probe) of replicas that were lowered; draining: told to end;
-    version, until: see AgentHello."""
+    version, until, sequences: see AgentHello."""
 
     key: str
     pool: Pool
@@ -39,6 +39,7 @@ class Member:
     reason: str = ""
     version: str = ""
     until: float = 0.0
+    sequences: int = 0
     handed_back: bool = False
     draining: bool = False
     parked: bool = False
@@ -61,7 +62,13 @@ class Member:
             parked=self.parked,
             version=self.version,
             until=self.until,
+            sequences=self.capacity,
         )
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that each of its replicas runs at once."""
+        return self.sequences or self.pool.max_sequences
 
     @property
     def ready(self) -> int:
@@ -100,7 +107,7 @@ class Member:
             return None
         closed = self.draining or self.role == "leaving"
         replicas = [
-            Route(r.slot, r.incarnation, self.pool.max_sequences, *self._weight(r))
+            Route(r.slot, r.incarnation, self.capacity, *self._weight(r))
             for _, r in sorted(self.replicas.items())
             if r.phase == "ready" and not closed
         ]

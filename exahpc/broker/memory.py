@@ -32,7 +32,7 @@ class Started(Record, frozen=True):
 
 
 class Agent(Record, frozen=True):
-    """What is known of an agent; from these times and the pool's nodes node-hours are counted."""
+    """What is known of a task's current agent."""
 
     key: str
     pool: str
@@ -44,6 +44,9 @@ class Agent(Record, frozen=True):
     reason: str
     handed_back: bool
     route: AgentRoute | None
+    parked: bool = False
+    version: str = ""
+    until: float = 0.0
 
     @staticmethod
     def of(view: AgentView, route: AgentRoute | None, now: float) -> Agent:
@@ -59,6 +62,9 @@ class Agent(Record, frozen=True):
             reason=view.reason,
             handed_back=view.handed_back,
             route=route,
+            parked=view.parked,
+            version=view.version,
+            until=view.until,
         )
 
     def view(self) -> AgentView:
@@ -73,6 +79,9 @@ class Agent(Record, frozen=True):
             job=self.job,
             reason=self.reason,
             handed_back=self.handed_back,
+            parked=self.parked,
+            version=self.version,
+            until=self.until,
         )
 
 

@@ -17,8 +17,8 @@ beats arrive; lost: five beats missed; gone: it said good-bye."""
 class AgentView:
     """One array task as the fleet knows it. since: when the phase began; job: "<array>_<task>" or "".
 
-    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; version: see AgentHello;
-    sequences: those that each of its replicas runs at once.
+    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; parked: the task is not
+    wanted now; version, until: see AgentHello; sequences: those that each of its replicas runs at once.
     """
 
     key: str
@@ -31,6 +31,8 @@ class AgentView:
     job: str = ""
     reason: str = ""
     handed_back: bool = False
+    parked: bool = False
+    until: float = 0.0
     version: str = ""
     sequences: int = 0
 
@@ -116,8 +118,8 @@ class Decided:
 
 @dataclass(frozen=True)
 class Switch:
-    """Note in the folder that this task loads `version` from its next start on; then tell its agent, if one is there,
-    to drain within `seconds` and start again. Performed in order."""
+    """Note in the folder that this task loads `version` from its next start on; then tell its agent, if one is
+    there, to drain within `seconds` and start again. Performed in order."""
 
     key: str
     version: str
@@ -146,4 +148,19 @@ class Superseded:
     why: str
 
 
-FleetAction = Tell | Up | Down | Changed | Ignored | Decided | Switch | InForce | RolloutMoved | Superseded
+FleetAction = (
+    Tell
+    | Up
+    | Down
+    | Coming
+    | Lapsed
+    | Loaded
+    | Retired
+    | Changed
+    | Ignored
+    | Decided
+    | Switch
+    | InForce
+    | RolloutMoved
+    | Superseded
+)

@@ -287,7 +287,7 @@ class World:
 
     def routed(self) -> set[tuple[int, int]]:
         """(task, incarnation) that take traffic by the entries' table."""
-        return {(agent.task, agent.incarnation) for agent in self.table.agents}
+        return {(agent.task, agent.incarnation) for agent in self.table.agents if agent.replicas}
 
     def serving(self) -> set[tuple[int, int]]:
         """(task, incarnation) that truly could."""
