@@ -1,0 +1,120 @@
+"""Which replicas stand out from their peers. Pure.
+
+Everything is relative: when a whole fleet slows down, or a model talks nonsense, nobody stands out. Two replicas
+can be compared, but not told which of them is usual: with so few, none is taken out of traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from exahpc.broker.illness import Replica, Sign
+from exahpc.deployment.policy import Health
+from exahpc.wire.messages import Service
+
+TTFT_FLOOR, TBT_FLOOR = 0.02, 0.005
+"""Seconds below which nobody minds how much faster the peers are: there it is noise that is compared."""
+BAD = 0.25
+"""Share of failed or senseless answers by which a replica may exceed its peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What is usual in a group: medians of its members' figures. size: members that were measured."""
+
+    size: int
+    ttft: float
+    tbt: float
+    bad: float
+
+    @staticmethod
+    def of(members: Iterable[tuple[Service, float]]) -> Norm:
+        """members: the figures of each, and its share of failed or senseless answers."""
+        measured = list(members)
+        ttfts = [service.ttft for service, _ in measured if service.ttft]
+        tbts = [service.tbt for service, _ in measured if service.tbt]
+        return Norm(len(measured), _median(ttfts), _median(tbts), _median([bad for _, bad in measured]))
+
+    def slower(self, service: Service) -> float:
+        """How many times as long as usual this replica takes, by the worse of its two latencies."""
+        first = service.ttft / max(self.ttft, TTFT_FLOOR) if self.ttft else 0.0
+        between = service.tbt / max(self.tbt, TBT_FLOOR) if self.tbt else 0.0
+        return max(first, between)
+
+    def worse(self, bad: float) -> bool:
+        """Whether so many of its answers are bad that it stands out."""
+        return bad > self.bad + BAD
+
+    def why(self, service: Service, bad: float) -> str:
+        """The comparison in words."""
+        if self.worse(bad):
+            return f"{bad:.0%} of its answers are failed or senseless, of its peers' {self.bad:.0%}"
+        return (
+            f"{self.slower(service):.1f} times as slow as its peers: first token after {_time(service.ttft)} "
+            f"(theirs {_time(self.ttft)}), {_time(service.tbt)} between tokens (theirs {_time(self.tbt)})"
+        )
+
+
+def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> list[tuple[Replica, Sign, str]]:
+    """Judge replicas that do the same work. Returns what each that changes shows, and why.
+
+    room: how many more may be tripped; of this group, never more than its own share, nor the last one.
+    """
+    ready = [replica for replica in group if replica.told.phase == "ready"]
+    fresh = [replica for replica in ready if _fresh(replica, keys)]
+    norm = Norm.of((replica.told.service, replica.bad) for replica in fresh if replica.serving)
+    signs: list[tuple[Replica, Sign, str]] = []
+    hot: list[tuple[float, Replica]] = []
+    for replica in fresh:
+        slower, worse = norm.slower(replica.told.service), norm.worse(replica.bad)
+        warm = norm.size >= 2 and (slower >= (1 + keys.hot) / 2 or worse)
+        replica.note(hot=norm.size >= 3 and (slower >= keys.hot or worse), warm=warm, now=now)
+        match replica.state:
+            case "probing" if warm:
+                signs.append((replica, "hot", norm.why(replica.told.service, replica.bad)))
+            case "probing":
+                signs.append((replica, "cool", "answered its probes well"))
+            case "healthy" | "degraded" if replica.hot >= keys.windows:
+                hot.append((slower, replica))
+            case "healthy" if warm:
+                signs.append((replica, "warm", norm.why(replica.told.service, replica.bad)))
+            case "degraded" if replica.cool >= keys.windows:
+                signs.append((replica, "cool", "like its peers again"))
+    room = min(room, allowed(keys, len(group)) - sum(replica.slow for replica in group))
+    serving = sum(replica.serving for replica in ready)
+    for _, replica in sorted(hot, key=lambda found: -found[0]):
+        why = norm.why(replica.told.service, replica.bad)
+        if room > 0 and serving > 1:
+            room, serving = room - 1, serving - 1
+            signs.append((replica, "hot", why))
+        elif replica.state == "healthy":
+            signs.append((replica, "warm", f"{why}; not tripped, because too many are"))
+    return signs
+
+
+def allowed(keys: Health, replicas: int) -> int:
+    """How many of so many replicas may be out of traffic for what their peers do better."""
+    return max(1, int(keys.most_tripped * replicas))
+
+
+def _fresh(replica: Replica, keys: Health) -> bool:
+    """Whether there is enough news of it to judge it by."""
+    probing = replica.state == "probing"
+    moved = replica.moves()
+    ended, bad = replica.answers()
+    need = keys.probes if probing else max(1, keys.window_requests // 4)
+    if ended >= need:
+        replica.bad = bad / ended
+        replica.count()
+        return True
+    return moved and not probing and replica.told.service.samples >= need
+
+
+def _median(values: list[float]) -> float:
+    """The lower one of two: the better half sets the norm. 0 of none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
