@@ -17,6 +17,12 @@ class Tell(msgspec.Struct, frozen=True):
     message: Submit | Cancel
 
 
+class Comfort(msgspec.Struct, frozen=True):
+    """A client in the middle of a stream gets a sign of life while its request waits."""
+
+    record: Record
+
+
 class Finish(msgspec.Struct, frozen=True):
     """The client gets its last bytes."""
 
@@ -43,4 +49,4 @@ class Disconnect(msgspec.Struct, frozen=True):
     agent: Agent
 
 
-Action = Tell | Finish | Refuse | Connect | Disconnect
+Action = Tell | Comfort | Finish | Refuse | Connect | Disconnect

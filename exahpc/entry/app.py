@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import time
@@ -20,7 +21,7 @@ from exahpc.entry.keys import Keys
 from exahpc.entry.ledger import Record
 from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
-from exahpc.openai.body import shortened
+from exahpc.openai.body import printable, shortened
 from exahpc.openai.models import model_object, models_body
 from exahpc.openai.peek import peek
 
@@ -30,6 +31,7 @@ _KINDS: dict[bytes, Kind] = {b"/v1/chat/completions": "chat", b"/v1/completions"
 _IDS: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}
 _MODELS = b"/v1/models"
 _TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+_LONGEST_DEADLINE = 86_400  # seconds
 _BYTES_PER_TOKEN = 4  # of JSON, roughly: only balances load
 _MOST_CHOICES = 4096  # kept apart for a re-send; the agent refuses far fewer (limits.requests)
 
@@ -54,13 +56,15 @@ class Gateway:
         if path == b"/health":
             _require(request, b"GET")
             return
-        if self._keys.check(request.authorization) is None:
+        key = self._keys.check(request.authorization)
+        if key is None:
             raise RequestError(
                 "this endpoint needs an API key: send the header 'Authorization: Bearer KEY'",
                 status=401,
                 type="authentication_error",
                 code="invalid_api_key",
             )
+        request.key = key
         if path in _KINDS:
             _require(request, b"POST")
             if request.length > self.body_bytes:
@@ -77,7 +81,7 @@ class Gateway:
         """
         kind = _KINDS.get(request.path)
         if kind is not None:
-            return self._complete(kind, request.body, connection)
+            return self._complete(kind, request, connection)
         if request.path == b"/health":
             connection.respond(*self._health())
         elif request.path == b"/metrics":
@@ -87,7 +91,8 @@ class Gateway:
             connection.respond(200, self._models(_shown(request.path)))
         return None
 
-    def _complete(self, kind: Kind, body: bytes, connection: Connection) -> Callable[[], None]:
+    def _complete(self, kind: Kind, request: Request, connection: Connection) -> Callable[[], None]:
+        body = request.body
         found = peek(body, kind)
         if found.model is not None and found.model != self._name:
             raise _unknown_model(found.model, self._name)
@@ -104,6 +109,9 @@ class Gateway:
             choices=choices,
             prompt=found.size // _BYTES_PER_TOKEN,
             new=most * choices,
+            key=request.key,
+            tier=found.tier,
+            allowed=math.inf if request.deadline is None else _seconds(request.deadline),
         )
         record.client = Exchange(connection, record.id, found.stream)
         self.dispatch.open(record)
@@ -127,6 +135,21 @@ class Gateway:
 
 def _shown(path: bytes) -> str:
     return path.decode("utf-8", "replace")
+
+
+def _seconds(deadline: bytes) -> float:
+    """Of the header x-exahpc-deadline. Raises RequestError."""
+    try:
+        seconds = float(deadline)
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds <= _LONGEST_DEADLINE:
+        return seconds
+    raise RequestError(
+        f"x-exahpc-deadline: {printable(_shown(deadline))} is no time that can be kept: give seconds from now, "
+        f"above 0 and up to {_LONGEST_DEADLINE}, or leave it out",
+        param="x-exahpc-deadline",
+    )
 
 
 def _require(request: Request, wanted: bytes) -> None:

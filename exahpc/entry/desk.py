@@ -1,55 +1,41 @@
-"""The desk: ledger, admission and routing put together. Events in, actions out; the shell performs them. Pure.
+"""The desk: what each event means for requests. Events in, actions out; the shell performs them. Pure.
 
 A request is sent again, as prompt + what its client already has, when its attempt ends under it: the link to the
 agent was lost, the agent said Failed(retry), the replica was reborn, a frame did not fit, or nothing moved for
-longer than the agent itself would have taken to notice a stall. After two deaths by the replica's own exit the
-request is suspect and ends: it may be what kills them.
+longer than the agent itself would have taken to notice a stall. Which requests kill replicas: see `interruptions`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from exahpc.deployment.spec import Deployment
-from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
-from exahpc.entry.admission import Admission
-from exahpc.entry.fleet import Agent, Replica
-from exahpc.entry.ledger import Ledger, Record
-from exahpc.entry.routing import Router
+from exahpc.entry.actions import Action, Comfort, Connect, Disconnect, Finish
+from exahpc.entry.admission import ALONE
+from exahpc.entry.fleet import Agent
+from exahpc.entry.ledger import Record
+from exahpc.entry.moves import Moves
+from exahpc.entry.patience import Patience
+from exahpc.entry.timers import Deadlines, Rounds
 from exahpc.errors import RequestError
-from exahpc.wire.messages import Busy, Cancel, Done, Failed, FleetTable, Frame, Room, Submit
+from exahpc.wire.messages import Busy, Done, Failed, FleetTable, Frame, Room, Submit
 
-_SUSPECT = 2  # deaths by the replica's own exit
-
-
-@dataclass(slots=True)
-class Counts:
-    """Requests ended so far, and tokens."""
-
-    done: int = 0
-    failed: int = 0
-    rejected: int = 0
-    cancelled: int = 0
-    resent: int = 0
-    busy: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+COMFORT_SECONDS = 15.0
+"""A stream that began and waits says something so often: proxies commonly cut one that is quiet for a minute."""
 
 
-class Desk:
-    """All decisions of one entry. Times are seconds of one monotonic clock; draw(n): random whole number < n."""
+class Desk(Moves):
+    """All decisions of one entry. Times are seconds of one monotonic clock; draw(n): random whole number < n; node:
+    its own, for one beside an agent."""
 
-    def __init__(self, deployment: Deployment, draw: Callable[[int], int]) -> None:
-        limits = deployment.limits
-        self._attempts = limits.attempts
-        self._patience = limits.queue_seconds
+    def __init__(self, deployment: Deployment, draw: Callable[[int], int], node: str = "") -> None:
+        super().__init__(deployment, draw, node)
         # the agent kills a stalled replica itself and says so; this is for an agent that says nothing any more
         self._silence = 1.5 * deployment.recovery.stall_seconds + 1.0
-        self.router = Router(draw)
-        self.ledger = Ledger()
-        self.admission = Admission(limits.max_waiting, limits.queue_seconds)
-        self.counts = Counts()
+        self._patience = Patience(deployment.limits)
+        self._deadlines = Deadlines(self.ledger.records)
+        self._rounds = Rounds(self.ledger.records)
 
     @property
     def waiting(self) -> int:
@@ -60,42 +46,53 @@ class Desk:
         """Requests that a replica works on."""
         return len(self.ledger.records) - len(self.admission)
 
+    @property
+    def outstanding(self) -> int:
+        """Tokens that the requests of this entry still want."""
+        agents = self.router.agents.values()
+        return self.admission.tokens + sum(r.tokens for agent in agents for r in agent.replicas.values())
+
     # --- clients ---
 
     def open(self, record: Record, now: float) -> list[Action]:
         """A fresh request. Raises RequestError (429), before anything is kept, when too many wait."""
-        if not len(self.admission):
-            replica = self._pick(record, now)
+        self.interruptions.arrives(record, now)
+        record.lane = self.router.lane(record)
+        if not self.admission.waits(ALONE if record.alone else record.lane):
+            replica = self.pick(record, now)
             if replica is not None:
-                self.ledger.open(record, now)
-                return [self._send(record, replica, now)]
+                self._begin(record, now)
+                self.pace.leave()
+                return [self.send(record, replica, now)]
         try:
-            self.admission.enter(record)
-        except RequestError:
+            gone = self.admission.enter(record)
+        except RequestError as error:
             self.counts.rejected += 1
+            self.counts.reasons[error.code or "other"] += 1
             raise
+        self._begin(record, now)
+        return [] if gone is None else [self.decline(gone, self.admission.gave_way())]
+
+    def _begin(self, record: Record, now: float) -> None:
         self.ledger.open(record, now)
-        return []
+        self._rounds.add(record)
+        if record.deadline != math.inf:
+            self._deadlines.add(record)
 
     def cancel(self, record: Record, how: str, now: float) -> list[Action]:
         """The client left, or is cut off; its replica frees the sequences. No error when it has ended."""
         if record.phase == "ended":
             return []
-        actions: list[Action] = []
-        if record.replica is not None:
-            actions.append(Tell(record.replica.agent, Cancel(record.id)))
+        told = self.free(record)
         self.counts.cancelled += 1
-        self._end(record, how)
-        return actions + self.pump(now)
+        self.end(record, how)
+        return [*told, *self.pump(now)]
 
     def abandon(self, record: Record, error: RequestError, now: float) -> list[Action]:
         """End a request from our side: the client gets `error`, its replica frees the sequences."""
         if record.phase == "ended":
             return []
-        actions: list[Action] = []
-        if record.replica is not None:
-            actions.append(Tell(record.replica.agent, Cancel(record.id)))
-        return [*actions, self._refuse(record, error), *self.pump(now)]
+        return [*self.free(record), self.decline(record, error), *self.pump(now)]
 
     # --- agents ---
 
@@ -108,7 +105,7 @@ class Desk:
                 continue
             pending = bool(record.out)
             if not ledger.accept(record, frame, now):
-                actions += [Tell(agent, Cancel(record.id)), *self._lost(record, "a frame was missing", now)]
+                actions += [*self.free(record), *self.lost(record, "a frame was missing", now)]
                 continue
             used = len(frame.ids) + record.prompt
             if used > record.tokens:
@@ -127,10 +124,12 @@ class Desk:
             return []
         if record.replica is not None:
             self.router.served(record.replica)
+        if record.alone:
+            self.interruptions.cleared(record)
         self.counts.done += 1
         self.counts.prompt_tokens += message.prompt_tokens
         self.counts.completion_tokens += message.completion_tokens
-        self._end(record, "done")
+        self.end(record, "done")
         return [Finish(record, message.data), *self.pump(now)]
 
     def failed(self, agent: Agent, message: Failed, now: float) -> list[Action]:
@@ -138,12 +137,11 @@ class Desk:
         if record is None:
             return []
         if message.retry:
-            record.own_exits += message.own_exit
-            return [*self._lost(record, message.message, now), *self.pump(now)]
+            return [*self.lost(record, message.message, now, own_exit=message.own_exit), *self.pump(now)]
         error = RequestError(
             message.message, status=message.status, type=message.type, param=message.param, code=message.code
         )
-        return [self._refuse(record, error), *self.pump(now)]
+        return [self.refuse(record, error), *self.pump(now)]
 
     def busy(self, agent: Agent, message: Busy, now: float) -> list[Action]:
         record = self.ledger.attempt_of(agent, message.request, message.attempt)
@@ -151,8 +149,9 @@ class Desk:
             return []
         self.counts.busy += 1
         self.router.busy(record.replica, now)
-        self._release(record)
+        self.release(record)
         self.ledger.stop(record, "busy", now, "busy")
+        record.lane = self.router.lane(record)
         self.admission.enter_again(record, front=True)
         return self.pump(now)
 
@@ -170,7 +169,7 @@ class Desk:
 
     def link_lost(self, agent: Agent, now: float) -> list[Action]:
         self.router.link(agent, False)
-        return self._all_lost(lambda replica: replica.agent is agent, f"the link to {agent.name} was lost", now)
+        return self.all_lost(lambda replica: replica.agent is agent, f"the link to {agent.name} was lost", now)
 
     # --- the broker and the clock ---
 
@@ -178,101 +177,47 @@ class Desk:
         changes = self.router.update(table, now)
         if changes is None:
             return []
+        self._patience.asleep = table.asleep
         actions: list[Action] = [Connect(agent) for agent in changes.opened]
         gone = {id(replica) for replica in changes.reborn}
         gone.update(id(replica) for agent in changes.replaced for replica in agent.replicas.values())
         if gone:
-            actions += self._all_lost(lambda replica: id(replica) in gone, "its replica was replaced", now)
+            actions += self.all_lost(lambda replica: id(replica) in gone, "its replica was replaced", now)
         return actions + self.pump(now)
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; call a few times a second."""
+        self.pace.tick(now)
+        self._patience.tick(self.router, now)
         actions: list[Action] = []
-        for record in self.admission.overdue(now):
-            actions.append(self._refuse(record, self._no_room(record)))
+        for number in self._deadlines.due(now):
+            if (record := self.ledger.records.get(number)) is not None:
+                actions += [*self.free(record), self.decline(record, self._patience.too_late(record))]
         limit = now - self._silence
-        busy: set[int] = set()
-        for record in list(self.ledger.records.values()):
-            replica = record.replica
-            if replica is None:
-                continue
-            busy.add(id(replica.agent))
-            if record.progress <= limit:
-                self.router.busy(replica, now)
-                why = f"no progress on {replica.agent.name} for {self._silence:g} s"
-                actions += [Tell(replica.agent, Cancel(record.id)), *self._lost(record, why, now)]
+        for record in self._rounds.turn(now):
+            if record.replica is None:
+                actions += self._waits(record, now)
+            elif record.progress <= limit:
+                actions += self._silent(record, now)
         for agent in self.router.expire(now):
-            if id(agent) not in busy:
+            if not any(replica.sequences for replica in agent.replicas.values()):
                 self.router.forget(agent)
                 actions.append(Disconnect(agent))
         return actions + self.pump(now)
 
-    # --- moves ---
-
-    def _pick(self, record: Record, now: float) -> Replica | None:
-        return self.router.pick(record.sequences, record.tokens, now, record.shun)
-
-    def _send(self, record: Record, replica: Replica, now: float) -> Tell:
-        self.router.take(replica, record.sequences, record.tokens)
-        return Tell(replica.agent, self.ledger.send(record, replica, now))
-
-    def _release(self, record: Record) -> None:
-        if record.replica is not None:
-            self.router.give_back(record.replica, record.sequences, record.tokens)
-
-    def _end(self, record: Record, how: str) -> None:
-        self._release(record)
-        self.admission.leave(record)
-        self.ledger.end(record, how)
-
-    def _refuse(self, record: Record, error: RequestError) -> Refuse:
-        if error.status < 500:
-            self.counts.rejected += 1
-        else:
-            self.counts.failed += 1
-        self._end(record, f"{error.status}")
-        return Refuse(record, error)
-
-    def _lost(self, record: Record, why: str, now: float) -> list[Action]:
-        """The running attempt died. The caller pumps."""
-        self._release(record)
-        self.ledger.stop(record, "lost", now, why)
-        if record.own_exits >= _SUSPECT:
-            message = (
-                f"{record.own_exits} replicas ended by themselves while they worked on this request "
-                f"(last: {why}): it will not be tried again"
-            )
-            return [self._refuse(record, RequestError(message, status=500, type="server_error", code="suspect"))]
-        if record.deaths >= self._attempts:
-            message = f"this request was interrupted {record.deaths} times (limits.attempts; last: {why})"
-            return [self._refuse(record, RequestError(message, status=502, type="server_error", code="attempts"))]
-        self.counts.resent += 1
-        self.admission.enter_again(record, front=False)
+    def _waits(self, record: Record, now: float) -> list[Action]:
+        error = self._patience.over(record, self.router, now)
+        if error is not None:
+            error.retry_after = self.pace.retry_after(len(self.admission))
+            return [self.decline(record, error)]
+        if record.started and now - record.progress >= COMFORT_SECONDS:
+            record.progress = now
+            return [Comfort(record)]
         return []
 
-    def _all_lost(self, dead: Callable[[Replica], bool], why: str, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for record in list(self.ledger.records.values()):
-            if record.replica is not None and dead(record.replica):
-                actions += self._lost(record, why, now)
-        return actions + self.pump(now)
-
-    def pump(self, now: float) -> list[Action]:
-        """Send who waits, in order, as long as a replica takes the first one."""
-        actions: list[Action] = []
-        while (record := self.admission.first()) is not None:
-            replica = self._pick(record, now)
-            if replica is None:
-                break
-            self.admission.leave(record)
-            actions.append(self._send(record, replica, now))
-        return actions
-
-    def _no_room(self, record: Record) -> RequestError:
-        story = f"; it was interrupted before: {record.why}" if record.deaths else ""
-        ready = self.router.ready
-        state = f"{ready} replicas are up and full" if ready else "no replica is up"
-        message = (
-            f"no replica took this request within {self._patience:g} s (limits.queue_seconds): {state}{story}"
-        )
-        return RequestError(message, status=503, type="server_error", code="no_capacity")
+    def _silent(self, record: Record, now: float) -> list[Action]:
+        replica = record.replica
+        assert replica is not None
+        self.router.busy(replica, now)
+        why = f"no progress on {replica.agent.name} for {self._silence:g} s"
+        return [*self.free(record), *self.lost(record, why, now)]

@@ -13,7 +13,7 @@ from typing import assert_never
 import zmq
 
 from exahpc.deployment.spec import Deployment
-from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
+from exahpc.entry.actions import Action, Comfort, Connect, Disconnect, Finish, Refuse, Tell
 from exahpc.entry.desk import Desk
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
@@ -180,6 +180,8 @@ class Dispatch:
             match action:
                 case Tell(agent=agent, message=message):
                     self._outbox.put(agent, message)
+                case Comfort(record=record):
+                    record.client.comfort()
                 case Finish(record=record, data=data):
                     record.client.finish(data)
                 case Refuse(record=record, error=error):
@@ -215,7 +217,14 @@ class Dispatch:
             self._next_beat = now + _BEAT
             counts, desk = self.desk.counts, self.desk
             beat = m.EntryBeat(
-                desk.in_flight, desk.waiting, counts.done, counts.failed, counts.rejected, counts.resent
+                desk.in_flight,
+                desk.waiting,
+                counts.done,
+                counts.failed,
+                counts.rejected,
+                counts.resent,
+                desk.outstanding,
+                desk.admission.oldest(now),
             )
             self._broker.send(beat)
 

@@ -41,6 +41,11 @@ class Exchange:
             connection.piece(data, self._begin())
         return True
 
+    def comfort(self) -> None:
+        """A comment in a stream that began: clients pass over it, and see that we are there."""
+        if self.started and not self._connection.paused:
+            self._connection.piece(b": this request waits for a replica\n\n")
+
     def finish(self, data: bytes) -> None:
         """The last bytes of a good answer."""
         connection = self._connection

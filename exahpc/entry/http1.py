@@ -12,19 +12,22 @@ from exahpc.openai.errors import error_body
 
 JSON = b"content-type: application/json\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-WANTED = frozenset((b"authorization", b"content-length", b"expect", b"transfer-encoding"))
+WANTED = frozenset((b"authorization", b"content-length", b"expect", b"transfer-encoding", b"x-exahpc-deadline"))
 """Header fields that a request keeps."""
 
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _CLOSE = b"connection: close\r\n"
-_RETRY = b"retry-after: 2\r\n"
+_RETRY = b"retry-after: %d\r\n"
+_RETRY_SECONDS = 2  # where nobody has a better idea
+_FINAL = b"x-should-retry: false\r\n"  # OpenAI's clients ask again by themselves after 5xx, unless told so
 _BEARER = b"www-authenticate: Bearer\r\n"
 
 
 class Request:
     """What a client asks, and how far it is.
 
-    path: without the query, percent signs decoded; length: announced size of the body in bytes; expects: the
+    path: without the query, percent signs decoded; key: name of the API key, once it is known; deadline: field
+    x-exahpc-deadline as sent; length: announced size of the body in bytes; expects: the
     client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy: HTTP/1.0,
     which knows no chunks: a stream ends with its connection; body: whole when `complete`; error: why its head or
     size refused it; answered: the last byte of its answer was written.
@@ -35,9 +38,11 @@ class Request:
         "authorization",
         "body",
         "complete",
+        "deadline",
         "error",
         "expects",
         "keep_alive",
+        "key",
         "legacy",
         "length",
         "method",
@@ -47,7 +52,8 @@ class Request:
     def __init__(self, method: bytes, target: bytes, head: dict[bytes, bytes]) -> None:
         """target: as sent; head: the fields of WANTED, names in lower case."""
         self.method, self.path = method, _path(target)
-        self.authorization = head.get(b"authorization")
+        self.authorization, self.key = head.get(b"authorization"), ""
+        self.deadline = head.get(b"x-exahpc-deadline")
         self.length = int(head.get(b"content-length", 0))
         self.expects = b"expect" in head
         self.keep_alive, self.legacy = True, False
@@ -76,8 +82,10 @@ def whole(request: Request, status: int, common: bytes, head: bytes, body: bytes
 def error(request: Request, found: RequestError, common: bytes, head: bytes = b"") -> bytes:
     """An error as an answer of its own."""
     head += JSON
-    if found.status in (429, 503):
-        head += _RETRY
+    if found.final:
+        head += _FINAL
+    elif found.status in (429, 503):
+        head += _RETRY % (_RETRY_SECONDS if found.retry_after is None else found.retry_after)
     elif found.status == 401:
         head += _BEARER
     body = error_body(found.message, found.type, found.param, found.code)

@@ -13,10 +13,12 @@ late is no event: `accept` and `attempt_of` drop what belongs to an older attemp
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from exahpc.entry.fleet import Agent, Replica
 from exahpc.errors import StateError
+from exahpc.openai.peek import Tier
 from exahpc.wire.messages import Frame, Resume, Submit
 
 Phase = Literal["waiting", "running", "ended"]
@@ -49,26 +51,35 @@ class Record:
     """One request. `client` is the shell's handle of the HTTP exchange; the ledger never looks into it.
 
     attempt: number of the last attempt (0: none yet); deaths: attempts that ended under the request, without those
-    that a replica refused as busy; own_exits: deaths by the replica's own exit; started: bytes of the answer came
-    for the client; sequences: those that are not finished when an attempt
-    begins; tokens: estimate of what is still to be
-    prefilled and generated; since: when the present wait began; progress: when the running attempt last moved
-    (both in seconds of the caller's clock).
+    that a replica refused as busy; own_exits: stories of those by the replica's own exit; alone: it runs where
+    nothing else does; key: name of the API key; lane, line: where it would wait and where it does, see
+    `admission`; started: bytes of the answer came for the client; sequences: those that are not finished when an
+    attempt begins; tokens: estimate of what is still to be prefilled and generated; since: when the present wait
+    began; progress: when the running attempt last moved, or the client last heard of us; deadline: when the client
+    gives up (these three in seconds of the caller's clock); size, version, lot, prefix: see `routing.Ask`.
     """
 
     __slots__ = (
         "_story",
+        "allowed",
+        "alone",
         "attempt",
         "body",
         "choices",
         "client",
         "created",
+        "deadline",
         "deaths",
         "id",
+        "key",
         "kind",
+        "lane",
+        "line",
+        "lot",
         "out",
         "own_exits",
         "phase",
+        "prefix",
         "progress",
         "prompt",
         "replica",
@@ -76,9 +87,12 @@ class Record:
         "sequences",
         "shun",
         "since",
+        "size",
         "started",
         "stream",
+        "tier",
         "tokens",
+        "version",
         "why",
     )
 
@@ -94,23 +108,42 @@ class Record:
         choices: int,
         prompt: int,
         new: int,
+        key: str = "",
+        tier: Tier = "default",
+        allowed: float = math.inf,
+        version: str | None = None,
+        prefix: tuple[int, ...] = (),
         client: Any = None,
     ) -> None:
-        """choices: answers asked for; prompt: estimated prompt tokens; new: most tokens generated, all choices."""
+        """choices: answers asked for; prompt: estimated prompt tokens; new: most tokens generated, all choices;
+        allowed: seconds from now that the client gives us."""
         self.id, self.kind, self.body, self.stream = id, kind, body, stream
         self.seed, self.created, self.client = seed, created, client
+        self.key, self.tier = key, tier
         self.choices = [Choice() for _ in range(choices)]
         self.prompt, self.tokens = prompt, prompt + new
+        self.size = prompt + new // choices
+        self.version, self.lot, self.prefix = version, -1, prefix
         self.phase: Phase = "waiting"
-        self.attempt = self.deaths = self.own_exits = 0
+        self.attempt = self.deaths = 0
+        self.own_exits: tuple[str, ...] = ()
+        self.alone = False
+        self.lane = ""
+        self.line: str | None = None
         self.sequences = choices
         self.replica: Replica | None = None
         self.shun: Replica | None = None
         self.started = False
         self.since = self.progress = 0.0
+        self.allowed = self.deadline = allowed
         self.out: list[bytes] = []
         self.why = ""
         self._story: list[tuple[Event, object]] = []
+
+    @property
+    def emitted(self) -> bool:
+        """Something of the answer is there: only a replica of the same version may go on with it."""
+        return self.started or any(choice.ids or choice.finished for choice in self.choices)
 
     def take(self) -> bytes:
         """The bytes in `out`, which is empty then."""
@@ -146,6 +179,7 @@ class Record:
             self.created,
             [] if fresh else [Resume(number, c.ids, c.sent, c.finished) for number, c in enumerate(self.choices)],
             not self.started,
+            self.alone,
         )
 
 
@@ -159,7 +193,8 @@ class Ledger:
     def open(self, record: Record, now: float) -> None:
         if record.id in self.records:
             raise StateError(f"request id {record.id} is taken")
-        record.since = now
+        record.since = record.progress = now
+        record.deadline = now + record.allowed
         self.records[record.id] = record
 
     def send(self, record: Record, replica: Replica, now: float) -> Submit:
@@ -210,6 +245,8 @@ class Ledger:
     def stop(self, record: Record, event: Literal["busy", "lost"], now: float, detail: str) -> None:
         """The running attempt is over, the request waits again. A busy answer does not renew the wait."""
         record.happen(event, detail)
+        if record.emitted and record.replica is not None:
+            record.version = record.replica.agent.version
         record.sequences = sum(not choice.finished for choice in record.choices) or 1
         record.shun, record.replica = record.replica, None
         if event == "lost":

@@ -1,126 +1,110 @@
-"""Which replica takes a request: least outstanding tokens; above a handful, the better of two random ones. Pure.
+"""Which replica takes a request: the less loaded of two random ones, among those that it should go to. Pure.
 
 What is known of a replica's load: what this entry itself has outstanding there, always right, plus what its agent
-last reported for all entries together, believed for a short while. The agent stays the authority: it answers Busy,
-and that replica is left alone for a moment. Replicas that can take a request stand in one list with O(1) insertion
-and removal, so picking costs the same at 3 and at 3,072 replicas.
+last reported for all entries together. The agent stays the authority: it answers Busy, and that replica is left
+alone for a moment. `fleet` keeps the replicas that can take a request in lists, and `ladder` says in which order a
+kind of request goes through them, so that picking costs the same at 3 and at 3,072 replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Protocol
 
+from exahpc.deployment.policy import Routing
+from exahpc.entry import ladder
+from exahpc.entry.affinity import Affinity, Keys
 from exahpc.entry.fleet import Agent, AgentKey, Replica
-from exahpc.wire.messages import AgentRoute, FleetTable, Load
+from exahpc.entry.ladder import Kind, Ladder, Rung
+from exahpc.entry.table import Changes, Roster
+from exahpc.entry.versions import LOTS, Shares
+from exahpc.wire.messages import FleetTable, Load
 
 SMALL = 8  # up to so many open replicas all are compared
+PROBE_EVERY = 8  # requests, of which one goes to a replica on probation if one is free
 _DRAWS = 8  # random looks for a pair that fits, in a big fleet
-_REPORT_LIFE = 2.0  # seconds that a report of other entries' load counts
-_HOLD, _LONGEST_HOLD = (
-    0.02,
-    0.64,
-)  # seconds that a busy replica is left alone, doubled with each busy answer in a row
-_LEARNING = 10.0  # seconds that a new broker's table may lack agents it has not heard of yet
+_HOLD, _LONGEST_HOLD = 0.02, 0.64  # seconds that a busy replica is left alone, doubled with each busy answer in a row
+_BYTES_PER_TOKEN = 4  # of a prompt, roughly
 
 
-class Changes(NamedTuple):
-    """What a new table means: agents to connect to, agents and replicas that are replaced (their work is lost)."""
+class Ask(Protocol):
+    """What picking needs to know of a request (`ledger.Record`).
 
-    opened: list[Agent]
-    replaced: list[Agent]
-    reborn: list[Replica]
+    sequences: that are to run; tokens: estimate of what is to be computed; size: most tokens that one sequence comes
+    to; shun: the replica that it just left; deaths: attempts that ended under it; version: label that it must run
+    at, None when any will do; lot: its draw among versions, -1 before; prefix: see `affinity`.
+    """
+
+    sequences: int
+    tokens: int
+    size: int
+    shun: Replica | None
+    deaths: int
+    version: str | None
+    lot: int
+    prefix: Keys
 
 
 class Router:
-    """The fleet as this entry sees it. draw(n): a random whole number in [0, n)."""
+    """The fleet as this entry sees it. draw(n): a random whole number in [0, n); node: this entry's own, when it
+    runs beside an agent."""
 
-    def __init__(self, draw: Callable[[int], int]) -> None:
+    def __init__(self, draw: Callable[[int], int], routing: Routing | None = None, node: str = "") -> None:
+        routing = routing or Routing()
         self._draw = draw
-        self.agents: dict[AgentKey, Agent] = {}
-        self._open: list[Replica] = []
+        self._long, self._spill = routing.long_tokens, routing.spill_seconds
+        self._roster = Roster(node, routing.headroom)
+        self._shares = Shares([])
+        self._affinity = Affinity()
+        self._classes = False  # some pool is for short or for long requests only
+        self._ladders: dict[tuple[Kind, tuple[str, ...] | None], Ladder] = {}
+        self._plain = self._ladder("any", None)
+        self._since_probe = 0
         self._held: list[tuple[float, int, Replica]] = []
         self._tick = 0
-        self._version = (0, 0)
 
-    # --- the table ---
+    # --- the fleet ---
+
+    @property
+    def agents(self) -> dict[AgentKey, Agent]:
+        """All that have a link, also while they drain."""
+        return self._roster.agents
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """Labels that a client may ask for."""
+        return self._roster.versions
+
+    @property
+    def ready(self) -> int:
+        """Replicas that take traffic."""
+        return self._roster.ready
 
     def update(self, table: FleetTable, now: float) -> Changes | None:
-        """Take over a table. None: it is older than the one at hand (epoch first, then version).
-
-        A replica that left the table without a successor gets nothing new but keeps its requests: it may be
-        draining. One whose place was taken by a newer incarnation is gone, and so is what ran there. A new broker
-        learns the fleet from the agents: whom its first tables lack keeps its routes for a while.
-        """
-        version = (table.epoch, table.version)
-        if version <= self._version:
-            return None
-        if table.epoch > self._version[0]:
-            for agent in self.agents.values():
-                if agent.listed:
-                    agent.kept_until = now + _LEARNING
-        self._version = version
-        changes = Changes([], [], [])
-        seen = {AgentKey(a.pool, a.task, a.incarnation): a for a in table.agents}
-        newest = {(key.pool, key.task): key.incarnation for key in seen}
-        for key, route in seen.items():
-            if key not in self.agents:
-                self.agents[key] = Agent(key, route.address)
-                changes.opened.append(self.agents[key])
-            agent = self.agents[key]
-            agent.listed, agent.kept_until = True, 0.0
-            self._update_agent(agent, route, changes.reborn)
-        for key, agent in self.agents.items():
-            if key in seen:
-                continue
-            if newest.get((key.pool, key.task), -1) > key.incarnation:
-                changes.replaced.append(agent)
-                agent.kept_until = 0.0
-            if agent.kept_until <= now:
-                self._unlist_agent(agent)
+        """Take over a table. None: it is older than the one at hand (epoch first, then version)."""
+        changes = self._roster.update(table, now)
+        if changes is not None:
+            self._shares = Shares(table.shares)
+            self._classes = any(group.length != "any" for group in self._roster.groups)
+            self._ladders.clear()
+            self._plain = self._ladder("any", None)
         return changes
 
     def expire(self, now: float) -> list[Agent]:
         """Agents that no table names (any more)."""
-        for agent in self.agents.values():
-            if agent.listed and 0.0 < agent.kept_until <= now:
-                self._unlist_agent(agent)
-        return [agent for agent in self.agents.values() if not agent.listed]
-
-    def _unlist_agent(self, agent: Agent) -> None:
-        agent.listed, agent.kept_until = False, 0.0
-        for replica in agent.replicas.values():
-            self._unlist(replica)
-
-    def _update_agent(self, agent: Agent, route: AgentRoute, reborn: list[Replica]) -> None:
-        routes = {r.slot: r for r in route.replicas}
-        for slot, replica in agent.replicas.items():
-            if slot not in routes:
-                self._unlist(replica)
-        for slot, new in routes.items():
-            known = agent.replicas.get(slot)
-            if known is None or known.incarnation != new.incarnation:
-                if known is not None:
-                    self._unlist(known)
-                    reborn.append(known)
-                known = agent.replicas[slot] = Replica(agent, new)
-            known.capacity, known.weight, known.listed = new.capacity, new.weight, True
-            self._settle(known)
-
-    def _unlist(self, replica: Replica) -> None:
-        replica.listed = False
-        self._settle(replica)
+        return self._roster.expire(now)
 
     def forget(self, agent: Agent) -> None:
         """An agent that the table no longer names, once nothing runs there."""
-        del self.agents[agent.key]
+        self._roster.forget(agent)
 
     def link(self, agent: Agent, up: bool) -> None:
         """The link to `agent` came up or was lost."""
         agent.up = up
         for replica in agent.replicas.values():
-            self._settle(replica)
+            replica.forget_report()
+            replica.settle()
 
     # --- load ---
 
@@ -128,13 +112,13 @@ class Router:
         """A request goes there."""
         replica.sequences += sequences
         replica.tokens += tokens
-        self._settle(replica)
+        replica.settle()
 
     def give_back(self, replica: Replica, sequences: int, tokens: int) -> None:
         """What a request that left `replica` still had there."""
         replica.sequences -= sequences
         replica.tokens -= tokens
-        self._settle(replica)
+        replica.settle()
 
     def busy(self, replica: Replica, now: float) -> None:
         """It answered Busy: leave it alone for a moment, longer each time in a row."""
@@ -143,7 +127,7 @@ class Router:
         replica.busy += 1
         self._tick += 1
         heappush(self._held, (replica.held_until, self._tick, replica))
-        self._settle(replica)
+        replica.settle()
 
     def served(self, replica: Replica) -> None:
         """It took a request: earlier busy answers are history."""
@@ -158,48 +142,10 @@ class Router:
             replica = agent.replicas.get(load.slot)
             if replica is None:
                 continue
-            replica.others = max(0, load.tokens - replica.tokens)
-            replica.others_until = now + _REPORT_LIFE
+            replica.report(load, now)
             if replica.held_until and now - replica.busy_at >= _HOLD:
                 replica.held_until = 0.0
-                self._settle(replica)
-
-    # --- picking ---
-
-    def pick(self, sequences: int, tokens: int, now: float, shun: Replica | None = None) -> Replica | None:
-        """The replica for a request, or None when none can take it now. `shun` is taken only if it is alone."""
-        self._release(now)
-        count = len(self._open)
-        if count == 0:
-            return None
-        best: Replica | None = None
-        least = 0.0
-        start = self._draw(count)
-        for turn in range(min(count, _DRAWS) if count > SMALL else count):
-            # a random start spreads ties of a small fleet; a big one is only sampled
-            place = (start + turn) % count if count <= SMALL or turn == 0 else self._draw(count)
-            replica = self._open[place]
-            if replica is best or not replica.fits(sequences) or (replica is shun and count > 1):
-                continue
-            score = (replica.load(now) + tokens) / replica.weight
-            if best is None:
-                best, least = replica, score
-                continue
-            if score < least:
-                best, least = replica, score
-            if count > SMALL:
-                break
-        return best
-
-    @property
-    def ready(self) -> int:
-        """Replicas that route: listed, with weight, behind a link that stands."""
-        return sum(
-            replica.listed and replica.weight > 0
-            for agent in self.agents.values()
-            if agent.up
-            for replica in agent.replicas.values()
-        )
+            replica.settle()
 
     def next_release(self) -> float | None:
         """When the next held replica may be tried again."""
@@ -210,25 +156,124 @@ class Router:
             _, _, replica = heappop(self._held)
             if 0.0 < replica.held_until <= now:  # not let go, or held again, meanwhile
                 replica.held_until = 0.0
-                self._settle(replica)
+                replica.settle()
 
-    def _settle(self, replica: Replica) -> None:
-        """Put it into the list of open replicas or take it out, as its state says."""
-        wanted = (
-            replica.sequences < replica.capacity
-            and replica.held_until == 0.0
-            and replica.listed
-            and replica.agent.up
-            and replica.weight > 0
-        )
-        if wanted == (replica.place >= 0):
-            return
-        if wanted:
-            replica.place = len(self._open)
-            self._open.append(replica)
-            return
-        last = self._open.pop()
-        if last is not replica:
-            self._open[replica.place] = last
-            last.place = replica.place
-        replica.place = -1
+    # --- picking ---
+
+    def pick(self, ask: Ask, now: float, waited: float = 0.0) -> Replica | None:
+        """The replica for a request that has waited so many seconds, or None when none can take it now.
+
+        `ask.shun` is taken only when it is alone.
+        """
+        if self._held:
+            self._release(now)
+        steps = self._steps(ask, waited)
+        if self._roster.probing and (probe := self._probe(steps, ask)) is not None:
+            return probe
+        for rung in steps.rungs:
+            best = self._better(rung, ask, now)
+            if best is not None:
+                return self._kin(best, steps, ask, now) if ask.prefix else best
+        shun = ask.shun
+        if shun is not None and shun.level >= 0 and shun.fits(ask.sequences):
+            home = shun.agent.group.open[shun.level]
+            if any(home is one for rung in steps.rungs for one in rung):
+                return shun
+        return None
+
+    def lane(self, ask: Ask) -> str:
+        """Requests of one lane can go to the same replicas."""
+        if ask.version is None and not self._shares and not self._classes:
+            return ""
+        versions = self._versions(ask)
+        return f"{self._kind(ask, 0.0)} {'any' if versions is None else versions[0]}"
+
+    def _steps(self, ask: Ask, waited: float) -> Ladder:
+        if ask.version is None and not self._shares and not self._classes:
+            return self._plain
+        return self._ladder(self._kind(ask, waited), self._versions(ask))
+
+    def _ladder(self, kind: Kind, versions: tuple[str, ...] | None) -> Ladder:
+        found = self._ladders.get((kind, versions))
+        if found is None:
+            found = self._ladders[kind, versions] = ladder.make(self._roster.groups, kind, versions)
+        return found
+
+    def _kind(self, ask: Ask, waited: float) -> Kind:
+        if not self._classes:
+            return "any"
+        if ask.size < self._long:
+            return "short"
+        return "late" if waited >= self._spill else "long"
+
+    def _versions(self, ask: Ask) -> tuple[str, ...] | None:
+        """What it must run at, or what it drew and where it may go when there is no room."""
+        if ask.version is not None:
+            return (ask.version,)
+        if not self._shares:
+            return None
+        if ask.lot < 0:  # once: who is tried again must not draw again until it finds room
+            ask.lot = self._draw(LOTS)
+        return self._shares.of(ask.lot)
+
+    def _probe(self, steps: Ladder, ask: Ask) -> Replica | None:
+        """Every now and then a replica on probation. Not for who was interrupted before: it has waited enough."""
+        self._since_probe += 1
+        if self._since_probe < PROBE_EVERY or ask.deaths:
+            return None
+        for home in steps.probes:
+            if home:
+                self._since_probe = 0
+                return home[self._draw(len(home))]
+        return None
+
+    def _better(self, rung: Rung, ask: Ask, now: float) -> Replica | None:
+        """The less loaded of two random replicas that fit; of a handful, the least loaded."""
+        count = 0
+        for home in rung:
+            count += len(home)
+        if count == 0:
+            return None
+        draw, sequences, tokens, shun = self._draw, ask.sequences, ask.tokens, ask.shun
+        best: Replica | None = None
+        least = 0.0
+        start = draw(count)  # spreads ties of a small fleet; a big one is only sampled
+        for turn in range(count if count <= SMALL else _DRAWS):
+            place = (start + turn) % count if count <= SMALL or turn == 0 else draw(count)
+            for home in rung:
+                if place < len(home):
+                    break
+                place -= len(home)
+            replica = home[place]
+            if replica is best or replica is shun or not replica.fits(sequences):
+                continue
+            score = (replica.load(now) + tokens) * replica.factor
+            if best is None:
+                best, least = replica, score
+                continue
+            if score < least:
+                best, least = replica, score
+            if count > SMALL:
+                break
+        return best
+
+    def _kin(self, best: Replica, steps: Ladder, ask: Ask, now: float) -> Replica:
+        """Who lately computed the beginning of this prompt, unless it has clearly more to do than `best`.
+
+        It may have as much more to do as it need not compute. It must be open on the same level or a better one,
+        and of a group that the request is for.
+        """
+        kin, known = self._affinity.recall(ask.prefix)
+        if (
+            kin is not None
+            and kin is not best
+            and 0 <= kin.level <= best.level
+            and kin is not ask.shun
+            and kin.agent.group in steps.own
+            and kin.fits(ask.sequences)
+        ):
+            left = ask.tokens - known // _BYTES_PER_TOKEN
+            if (kin.load(now) + left) * kin.factor <= (best.load(now) + ask.tokens) * best.factor:
+                best = kin
+        self._affinity.remember(ask.prefix, best)
+        return best

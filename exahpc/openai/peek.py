@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from exahpc.openai.body import Kind, load
+
+Tier = Literal["priority", "default", "flex"]
+_TIERS: dict[str, Tier] = {"priority": "priority", "flex": "flex"}
 
 
 class Peek(msgspec.Struct, frozen=True):
     """What an entry may know of a body.
 
     model: None when absent or no string; max_tokens: None when absent or senseless (the agent refuses those);
-    n: choices that are made, at least 1 (prompts x n, or x best_of); size: bytes of the body.
+    n: choices that are made, at least 1 (prompts x n, or x best_of); size: bytes of the body; tier: of service,
+    "default" for all that are not known here.
     """
 
     model: str | None
@@ -21,6 +25,7 @@ class Peek(msgspec.Struct, frozen=True):
     max_tokens: int | None
     n: int
     size: int
+    tier: Tier = "default"
 
 
 class _Fields(msgspec.Struct):
@@ -30,6 +35,7 @@ class _Fields(msgspec.Struct):
     max_completion_tokens: Any = None
     n: Any = None
     best_of: Any = None
+    service_tier: Any = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -57,6 +63,7 @@ def peek(body: bytes, kind: Kind) -> Peek:
         max_tokens=longest,
         n=max(_positive(found.n) or 1, _positive(found.best_of) or 1) * prompts,
         size=len(body),
+        tier=_TIERS.get(tier, "default") if isinstance(tier := found.service_tier, str) else "default",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from exahpc.deployment.parse import load
 from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
 from exahpc.entry.desk import Desk
 from exahpc.entry.fleet import Agent, AgentKey
-from exahpc.entry.ledger import TRANSITIONS, Choice, Record
+from exahpc.entry.ledger import TRANSITIONS, Choice, Record, Tier
 from exahpc.errors import RequestError, StateError
 from exahpc.wire import messages as m
 
@@ -143,11 +144,27 @@ class DeskMachine(RuleBasedStateMachine):
 
     # --- events ---
 
-    @rule()
-    def arrives(self) -> None:
+    @rule(
+        key=st.sampled_from("xyz"),
+        tier=st.sampled_from(["default", "default", "priority", "flex"]),
+        allowed=st.sampled_from([math.inf, math.inf, 15.0]),
+        body=st.sampled_from([b"", b"poison"]),
+    )
+    def arrives(self, key: str, tier: Tier, allowed: float, body: bytes) -> None:
         self.count += 1
         record = Record(
-            f"r{self.count}", "completion", b"", stream=True, seed=1, created=1, choices=1, prompt=3, new=LENGTH
+            f"r{self.count}",
+            "completion",
+            body,
+            stream=True,
+            seed=1,
+            created=1,
+            choices=1,
+            prompt=3,
+            new=LENGTH,
+            key=key,
+            tier=tier,
+            allowed=allowed,
         )
         self.tokens[record.id], self.ended[record.id] = [], []
         try:
@@ -253,9 +270,18 @@ class DeskMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_does_not_run_waits_in_line(self) -> None:
-        waiting = {r.id for r in self.desk.ledger.records.values() if r.phase == "waiting"}
-        line = {*self.desk.admission._fresh, *self.desk.admission._interrupted}
-        assert waiting == line
+        records = self.desk.ledger.records.values()
+        assert all((r.line is not None) == (r.phase == "waiting") for r in records)
+        waiting = [r for r in records if r.phase == "waiting"]
+        assert len(self.desk.admission) == len(waiting) == sum(self.desk.admission.by_tier().values())
+        assert self.desk.admission.tokens == sum(r.tokens for r in waiting)
+        assert (self.desk.admission.next() is None) == (not waiting)
+        assert all(self.desk.admission.waits(str(r.line)) for r in waiting)
+
+    @invariant()
+    def requests_that_must_run_alone_do_not_take_the_fleet(self) -> None:
+        alone = sum(r.alone for r in self.desk.ledger.records.values() if r.replica is not None)
+        assert self.desk._alone == alone <= 1
 
     @invariant()
     def load_is_the_sum_of_what_runs(self) -> None:
@@ -267,11 +293,13 @@ class DeskMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_replicas_that_can_take_a_request_are_open(self) -> None:
-        for place, replica in enumerate(self.desk.router._open):
-            assert replica.place == place
-            assert replica.listed
-            assert replica.agent.up
-            assert replica.sequences < replica.capacity
+        for agent in self.agents():
+            for replica in agent.replicas.values():
+                if replica.place >= 0:
+                    assert agent.group.open[replica.level][replica.place] is replica
+                    assert replica.listed
+                    assert agent.up
+                    assert replica.sequences < replica.capacity
 
     def teardown(self) -> None:
         """When the fleet is whole again and time passes, every request ends."""

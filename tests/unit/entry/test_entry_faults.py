@@ -90,15 +90,36 @@ def test_a_request_that_always_dies_ends_with_an_error_event_and_without_done(
         stream(entry)
 
 
-def test_a_request_under_which_two_replicas_ended_by_themselves_is_not_tried_again(
+def test_a_request_that_kills_replicas_runs_alone_then_is_quarantined_and_clients_do_not_repeat_it(
     entry: Running, fleet: Fleet
 ) -> None:
     for agent in fleet.agents.values():
         agent.fail_at, agent.own_exit = {1: 0, 2: 1, 3: 2}, True
-    with pytest.raises(openai.InternalServerError) as caught:
-        entry.client().completions.create(model="tiny", prompt="x")
-    assert caught.value.code == "suspect"
-    assert sum(len(a.submits) for a in fleet.agents.values()) == 2
+    with pytest.raises(openai.InternalServerError, match=r"the replica died.*the replica died") as caught:
+        entry.client(retries=2).completions.create(model="tiny", prompt="poison")
+    assert (caught.value.status_code, caught.value.code) == (500, "quarantined")
+    submits = sorted((s for a in fleet.agents.values() for s in a.submits), key=lambda s: s.attempt)
+    assert [s.alone for s in submits] == [False, False, True]
+    assert entry.metric("exahpc_suspects_total") == entry.metric("exahpc_quarantined_total") == 1
+
+
+def test_what_was_quarantined_runs_alone_at_once_when_the_same_key_sends_it_again(
+    entry: Running, fleet: Fleet
+) -> None:
+    for agent in fleet.agents.values():
+        agent.fail_at, agent.own_exit = {1: 0, 2: 0, 3: 0}, True
+    for attempts in (3, 1):
+        for agent in fleet.agents.values():
+            agent.submits.clear()
+        with pytest.raises(openai.InternalServerError, match="quarantined"):
+            entry.client().completions.create(model="tiny", prompt="again")
+        assert sum(len(a.submits) for a in fleet.agents.values()) == attempts
+    for agent in fleet.agents.values():
+        agent.fail_at = {}
+    for alone in (True, False):  # who comes to an end is no suspect any more
+        entry.client().completions.create(model="tiny", prompt="again")
+        last = max((s for a in fleet.agents.values() for s in a.submits), key=lambda s: s.request)
+        assert last.alone == alone
 
 
 @pytest.mark.case("B29")

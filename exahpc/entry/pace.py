@@ -1,0 +1,46 @@
+"""How fast the line drains, and what refused clients are told from it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+LEAST, MOST = 1, 60
+"""Bounds of Retry-After in seconds."""
+_WINDOW = 10.0  # seconds over which the rate is averaged
+_PARTS = 1024  # of the random spread
+
+
+class Pace:
+    """draw(n): random whole number < n."""
+
+    def __init__(self, draw: Callable[[int], int]) -> None:
+        self._draw = draw
+        self._rate = 0.0
+        self._left = 0
+        self._since = 0.0
+        self.told = 0
+        """The last Retry-After, in seconds."""
+
+    def leave(self) -> None:
+        """A request left the line for a replica, or found one at once."""
+        self._left += 1
+
+    def tick(self, now: float) -> None:
+        """Take in what left since the last call: an exponentially weighted average of requests a second."""
+        seconds = now - self._since
+        if seconds <= 0:
+            return
+        share = 1 - math.exp(-seconds / _WINDOW)
+        self._rate += share * (self._left / seconds - self._rate)
+        self._left, self._since = 0, now
+
+    def retry_after(self, ahead: int) -> int:
+        """Seconds until the line of `ahead` requests has gone at the present pace: for those who are turned away.
+
+        From three quarters to five quarters of that, at random, so that they do not come back together.
+        """
+        most = MOST / 1.25
+        wait = min(most, ahead / self._rate) if self._rate > 0 else most
+        self.told = max(LEAST, min(MOST, math.ceil(wait * (0.75 + 0.5 * self._draw(_PARTS) / _PARTS))))
+        return self.told
