@@ -48,7 +48,7 @@ from exahpc.wire.messages import (
     Welcome,
 )
 
-MISSED_BEATS = 5
+MISSED_BEATS = 4  # with a beat of 2 s, a dead node is found in less than 10 s
 CARRY_SECONDS = 20.0  # a peer that hangs in a connect to the old head's dead node needs up to 14 s
 
 
@@ -90,6 +90,11 @@ class Fleet:
         if view.phase in ("alive", "expected"):
             self._roster.enter(agent, "expected", agent.since)
             agent.route = route
+            agent.weights = {
+                r.slot: (r.incarnation, r.weight, r.probe)
+                for r in (route.replicas if route is not None else ())
+                if r.weight < 1
+            }
         else:
             agent.phase, agent.reason, agent.handed_back = view.phase, view.reason, view.handed_back
 
@@ -347,6 +352,16 @@ class Fleet:
     def surplus(self) -> Iterator[AgentView]:
         """Parked tasks whose agents are not alive: what Slurm still holds of them is not needed."""
         return self._roster.absent(parked=True)
+
+    def replicas(self, key: str) -> list[ReplicaState]:
+        """What the task's current agent last told."""
+        return list(self._roster.current[key].replicas.values())
+
+    def lowered(self) -> Iterator[tuple[str, int, int, float, bool]]:
+        """(agent, slot, incarnation, weight, probe) of replicas that were weighed down, by a predecessor too."""
+        for key, agent in self._roster.current.items():
+            for slot, (incarnation, weight, probe) in agent.weights.items():
+                yield key, slot, incarnation, weight, probe
 
     def snapshot(self) -> Iterator[tuple[AgentView, int, float, list[ReplicaState]]]:
         """(agent, its restarts, when it was last heard, its replicas) of every task."""

@@ -10,7 +10,7 @@ from exahpc.wire.messages import AgentRoute, BrokerToAgent
 
 AgentPhase = Literal["unheard", "expected", "alive", "lost", "gone"]
 """unheard: wanted, never met; expected: an earlier broker knew it and this one has not heard it yet; alive: its
-beats arrive; lost: five beats missed; gone: it said good-bye."""
+beats arrive; lost: four beats missed; gone: it said good-bye."""
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class Recovery(Frozen, frozen=True):
     stall_seconds: float = 30.0
     """A replica with work that yields no token for so long is killed and restarted."""
     beat_seconds: float = 2.0
-    """An agent's beat to the broker; five missed beats mean lost."""
+    """An agent's beat to the broker; four missed beats mean lost."""
 
 
 class Launcher(Frozen, frozen=True):

@@ -82,14 +82,14 @@ def test_a_replica_that_leaves_ready_leaves_the_table(phase: m.ReplicaPhase) -> 
     assert routes(fleet) == {"a/0": {(1, 1)}}
 
 
-def test_an_agent_is_lost_after_five_missed_beats_and_not_before() -> None:
+def test_an_agent_is_lost_after_four_missed_beats_and_not_before() -> None:
     fleet = Fleet(deployment(), 1, 0.0)
     fleet.hello(b"p", hello(0), 0.0)
     actions: list[Any] = []
-    for second in range(1, 11):
+    for second in range(1, 9):
         actions += fleet.tick(float(second))
     assert not actions
-    assert of(Down, fleet.tick(LOST + 0.5)) == [Down("a/0", "no beat for 10 s")]
+    assert of(Down, fleet.tick(LOST + 0.5)) == [Down("a/0", "no beat for 8 s")]
     assert routes(fleet) == {}
     assert fleet.tick(LOST + 1.5) == [], "told once"
 
