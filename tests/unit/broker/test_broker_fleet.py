@@ -16,7 +16,7 @@ from exahpc.deployment.spec import Deployment, Model, Pool, Recovery
 from exahpc.wire import messages as m
 
 BEAT = 2.0
-LOST = 5 * BEAT
+LOST = 4 * BEAT
 
 
 def deployment(tasks: int = 3, per_task: int = 2) -> Deployment:
