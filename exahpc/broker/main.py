@@ -180,10 +180,10 @@ class Broker:
         match message:
             case m.AgentHello():
                 self._act(self._fleet.hello(peer, message, now))
-                self._news(peer, message.replicas, now)
             case m.AgentBeat():
                 self._act(self._fleet.beat(peer, message, now))
-                self._news(peer, message.replicas, now)
+                if message.replicas and (key := self._fleet.key_of(peer)) is not None:
+                    self._act(self._policies.heard(key, message.replicas, now))
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
@@ -211,11 +211,6 @@ class Broker:
             case _:
                 assert_never(message)
 
-    def _news(self, peer: bytes, replicas: list[m.ReplicaState], now: float) -> None:
-        key = self._fleet.key_of(peer) if replicas else None
-        if key is not None:
-            self._act(self._policies.heard(key, replicas, now))
-
     def _agent_on(self, peer: bytes, now: float) -> str | None:
         """The agent on this connection; one that had been given up is heard again by this."""
         key = self._fleet.key_of(peer)
@@ -241,7 +236,7 @@ class Broker:
                     _log.info("agent %s of incarnation %d is up on %s", view.key, view.incarnation, view.node)
                     if self._rebuilder is not None:
                         self._rebuilder.up(view)
-                    self._policies.up(view, now)
+                    self._act(self._policies.up(view, now))
                     revoked = self._batches.hello(view.key, list(action.leases), now)
                     self._send_all(action.peer, revoked)
                 case Down():
