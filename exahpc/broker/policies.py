@@ -6,12 +6,18 @@ actions of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+import msgspec
 
 from exahpc.broker.fleet import Fleet
-from exahpc.broker.values import AgentView, FleetAction
-from exahpc.deployment.spec import Deployment
-from exahpc.wire.messages import EntryBeat, ReplicaState
+from exahpc.broker.health import Health
+from exahpc.broker.illness import HandBack, Order, Restart, Weigh
+from exahpc.broker.values import AgentView, Decided, FleetAction
+from exahpc.deployment.policy import Scaling
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.wire.messages import DrainAgent, EntryBeat, ReplicaState, RestartReplica
 
 
 class Policies:
@@ -19,24 +25,65 @@ class Policies:
 
     def __init__(self, deployment: Deployment, fleet: Fleet, now: float) -> None:
         self._deployment, self._fleet = deployment, fleet
+        self._shapes = {pool.name: _shape(pool) for pool in deployment.pool}
+        self._health = Health(
+            deployment.health,
+            deployment.wanted_replicas,
+            now,
+            hand_back=deployment.launcher.kind == "slurm",
+            before=fleet.lowered(),
+        )
 
-    def up(self, view: AgentView, now: float) -> None:
+    def up(self, view: AgentView, now: float) -> list[FleetAction]:
         """An agent said hello, or is heard again."""
+        self._health.up(view.key, (self._shapes[view.pool], view.version), view.node)
+        return self.heard(view.key, self._fleet.replicas(view.key), now)
 
     def down(self, key: str, now: float) -> None:
         """An agent works no more."""
+        self._health.down(key)
 
-    def heard(self, key: str, replicas: Iterable[ReplicaState], now: float) -> list[FleetAction]:
-        """News of an agent's replicas; after its hello: all of them."""
-        return []
+    def heard(self, key: str, replicas: Sequence[ReplicaState], now: float) -> list[FleetAction]:
+        """News of an agent's replicas; when it comes up: all of them."""
+        return self._care(self._health.heard(key, replicas, now))
 
     def entry(self, peer: bytes, beat: EntryBeat, now: float) -> None:
         """An entry told its load."""
 
     def tick(self, now: float) -> list[FleetAction]:
         """Call about once a second."""
-        return []
+        return self._care(self._health.tick(now))
 
     def notes(self, now: float) -> list[str]:
         """For `status`."""
-        return []
+        return self._health.notes()
+
+    def ill(self, key: str) -> list[tuple[int, str, str]]:
+        """(slot, state, why) of an agent's replicas that are not healthy."""
+        return self._health.ill(key)
+
+    def _care(self, orders: Iterable[Order]) -> list[FleetAction]:
+        """What health wants, as actions."""
+        epoch, actions = self._fleet.epoch, list[FleetAction]()
+        for order in orders:
+            match order:
+                case Weigh(key, slot, incarnation, weight, probe, what):
+                    actions += [
+                        Decided(what),
+                        *self._fleet.weigh(key, slot, incarnation, weight, probe=probe),
+                    ]
+                case Restart(key, slot, incarnation, why):
+                    actions += self._fleet.order(key, RestartReplica(epoch, slot, incarnation, why))
+                case HandBack(key, why):
+                    drain = DrainAgent(epoch, self._deployment.walltime.drain_seconds, why, requeue=True)
+                    actions += [Decided(f"agent {key} is handed back: {why}"), *self._fleet.order(key, drain)]
+                case _:
+                    assert_never(order)
+        return actions
+
+
+def _shape(pool: Pool) -> Pool:
+    """What makes a pool's replicas as fast as they are: pools alike in this are compared with each other."""
+    return msgspec.structs.replace(
+        pool, name="", replicas=1, replicas_per_task=1, requeue=True, scaling=Scaling()
+    )
