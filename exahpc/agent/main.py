@@ -14,6 +14,7 @@ import signal
 from collections import deque
 from typing import Any, assert_never
 
+import msgspec
 import zmq
 
 from exahpc.agent import events
@@ -39,6 +40,7 @@ from exahpc.wire.messages import (
     LeaseRevoke,
     LeaseWanted,
     Message,
+    ReplicaState,
     RestartReplica,
     SwitchVersion,
     Welcome,
@@ -93,7 +95,7 @@ class Agent:
             self._ctx,
             folder,
             self._hello,
-            lambda: core.states(self._loop.time()),
+            self._states,
             lambda: core.epoch,
             self._broker_said,
             deployment.recovery.beat_seconds,
@@ -267,11 +269,18 @@ class Agent:
             job=here.task_id() or "",
             restarts=here.restarts(),
             epoch=self._core.epoch,
-            replicas=self._core.states(self._loop.time()),
+            replicas=self._states(),
             leases=self._traffic.leases,
             version=self._core.version,
             sequences=self._pool.max_sequences,
         )
+
+    def _states(self) -> list[ReplicaState]:
+        """All replicas, as the broker is told of them."""
+        return [
+            msgspec.structs.replace(state, service=self._traffic.service(state.slot))
+            for state in self._core.states(self._loop.time())
+        ]
 
     def _ask_rows(self, rows: int) -> None:
         self._control.send(LeaseWanted(rows))  # without a broker: asked again after a while
