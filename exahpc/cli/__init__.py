@@ -16,6 +16,7 @@ _COMMANDS = {
     "status": "exahpc.cli.status:status",
     "url": "exahpc.cli.access:url",
     "key": "exahpc.cli.access:key",
+    "tunnel": "exahpc.cli.tunnel:tunnel",
     "chat": "exahpc.cli.chat:chat",
     "logs": "exahpc.cli.logs:logs",
     "down": "exahpc.cli.down:down",

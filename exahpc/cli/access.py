@@ -7,28 +7,46 @@ import shlex
 import click
 
 from exahpc.cli.common import deployment_argument, first_key, live_endpoint, notes, opened
+from exahpc.errors import LinkError
+from exahpc.launch import ready
 
 
 @click.command()
 @deployment_argument()
-def url(name: str) -> None:
-    """Print the endpoint of NAME, and how to use it."""
+@click.option(
+    "--all", "every", is_flag=True, help="Every entry, one a line with its node; those beside agents too."
+)
+def url(name: str, every: bool) -> None:
+    """Print the endpoint of NAME, and how to use it.
+
+    With --all, lines of "URL<tab>NODE": the head's entries first (they share a port), then those beside agents.
+    """
     folder, deployment = opened(name)
     endpoint = live_endpoint(folder)
+    if every:
+        reply = ready.look(folder)
+        if reply is None:
+            raise LinkError(f"no broker of {name} answers: `exahpc status {name}` tells more")
+        for line in dict.fromkeys(f"{entry.url}\t{entry.node or 'head'}" for entry in reply.entries):
+            click.echo(line)
+        return
     click.echo(endpoint.url)
-    ca = f"--cacert {shlex.quote(endpoint.ca)} " if endpoint.ca else ""
-    body = f'{{"model": "{deployment.served_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    lines = [
-        "",
-        "# curl",
-        f'curl {ca}-H "Authorization: Bearer $(exahpc key {shlex.quote(name)})" \\',
-        f"  -H 'Content-Type: application/json' -d '{body}' {endpoint.url}/chat/completions",
-        "",
-        "# the openai client",
-        f"export OPENAI_BASE_URL={endpoint.url} OPENAI_API_KEY=$(exahpc key {shlex.quote(name)})",
-    ]
-    if endpoint.ca:
-        lines.append(f"export SSL_CERT_FILE={shlex.quote(endpoint.ca)}")
+    show_usage(endpoint.url, deployment.served_name, f"exahpc key {shlex.quote(name)}", endpoint.ca)
+
+
+def show_usage(url: str, model: str | None, key: str, ca: str | None) -> None:
+    """How clients use an endpoint. model: None where it is not known; key: command that prints an API key; ca:
+    path of the certificate to trust."""
+    trust = f"--cacert {shlex.quote(ca)} " if ca else ""
+    lines = ["", "# curl", f'curl {trust}-H "Authorization: Bearer $({key})" \\']
+    if model is None:
+        lines.append(f"  {url}/models")
+    else:
+        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        lines.append(f"  -H 'Content-Type: application/json' -d '{body}' {url}/chat/completions")
+    lines += ["", "# the openai client", f"export OPENAI_BASE_URL={url} OPENAI_API_KEY=$({key})"]
+    if ca:
+        lines.append(f"export SSL_CERT_FILE={shlex.quote(ca)}")
     notes.print("\n".join(lines), markup=False, soft_wrap=True)
 
 

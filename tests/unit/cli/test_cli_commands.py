@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -42,7 +43,7 @@ def run(*argv: str | Path) -> Result:
 
 @pytest.mark.parametrize(
     "argv",
-    [[], *([name] for name in ("up", "status", "url", "key", "chat", "logs", "down", "batch", "model", "curve")),
+    [[], *([name] for name in main.list_commands(click.Context(main))),
      *(["batch", name] for name in ("run", "export", "status", "cancel")), ["model", "fetch"]],
 )  # fmt: skip
 def test_every_command_has_help(argv: list[str]) -> None:
