@@ -281,7 +281,8 @@ class Fleet:
 
     def share(self, shares: Sequence[Share]) -> None:
         """How requests that name no version are divided: see FleetTable."""
-        self._shares, self._dirty = list(shares), True
+        self._dirty |= self._shares != list(shares)
+        self._shares = list(shares)
 
     def sleep(self, asleep: bool) -> None:
         """See FleetTable.asleep."""

@@ -21,11 +21,12 @@ from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
-from exahpc.broker.memory import Agent, Memory, Started
+from exahpc.broker.memory import Agent, Memory, Rollout, Started
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
+from exahpc.broker.switcher import Switcher, restored
 from exahpc.broker.values import (
     Changed,
     Coming,
@@ -33,15 +34,18 @@ from exahpc.broker.values import (
     Down,
     FleetAction,
     Ignored,
+    InForce,
     Lapsed,
     Loaded,
     Retired,
+    RolloutMoved,
     Superseded,
+    Switch,
     Tell,
     Up,
 )
 from exahpc.deployment.spec import Deployment
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.wire import link
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, HeadRecord
@@ -102,6 +106,7 @@ class Broker:
                 task.cancel()
             self._server.close()
             self._batches.close()
+            self._switcher.close()
             self._journal.close()
             context.destroy(linger=0)
 
@@ -114,7 +119,10 @@ class Broker:
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
         self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
-        self._policies = Policies(self._deployment, self._fleet, now)
+        self._policies = Policies(
+            self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory)
+        )
+        self._switcher = Switcher(self._folder, self._deployment, epoch, self._tell_agent)
         self._rebuilder: Rebuilder | None = None
         if self._cluster is not None:
             recovery = Recovery(self._deployment, memory, now)
@@ -208,8 +216,26 @@ class Broker:
             case m.DrainAll():
                 self._server.send(peer, m.Accepted())
                 self._drain(message.seconds, now)
+            case m.RolloutStart() | m.RolloutCommand() | m.RolloutQuery():
+                self._spawn(self._rollout(peer, message))
             case _:
                 assert_never(message)
+
+    async def _rollout(self, peer: bytes, message: m.RolloutStart | m.RolloutCommand | m.RolloutQuery) -> None:
+        rollout, tasks, now = self._policies.rollout, self._policies.tasks, self._now()
+        try:
+            if self._draining:
+                raise DeploymentError("the deployment is taken down")
+            match message:
+                case m.RolloutStart():
+                    gates = await self._switcher.gates(message.version)
+                    self._act(rollout.start(message.version, gates, tasks(), now))
+                case m.RolloutCommand():
+                    self._act(rollout.command(message, now))
+        except (ExahpcError, OSError) as error:
+            self._server.send(peer, m.Refused(str(error)))
+        else:
+            self._server.send(peer, rollout.status(tasks(), now))
 
     def _agent_on(self, peer: bytes, now: float) -> str | None:
         """The agent on this connection; one that had been given up is heard again by this."""
@@ -220,6 +246,9 @@ class Broker:
 
     def _tell(self, peer: bytes, message: m.Message) -> bool:
         return self._server.send(peer, message)
+
+    def _tell_agent(self, key: str, message: m.SwitchVersion) -> None:
+        self._act(self._fleet.order(key, message))
 
     def _send_all(self, peer: bytes, messages: Iterable[m.Message]) -> None:
         for message in messages:
@@ -263,6 +292,10 @@ class Broker:
                     _log.warning("%s", action.why)
                 case Decided():
                     _log.warning("%s", action.what)
+                case Switch() | InForce():
+                    self._spawn(self._switcher.perform(action))
+                case RolloutMoved():
+                    self._journal.append(Rollout(now, action.state))
                 case Superseded():
                     self._stop(EXIT_OVER, f"{action.why}, this is epoch {self._fleet.epoch}")
                 case _:
@@ -317,7 +350,7 @@ class Broker:
 
     def _drain(self, seconds: float, now: float) -> None:
         first = not self._draining
-        self._draining = True
+        self._draining = self._policies.draining = True
         if self._rebuilder is not None:
             self._rebuilder.draining = True
         self._act(self._fleet.drain(seconds, "the deployment is taken down", now))

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from exahpc.broker.values import AgentPhase, AgentView
+from exahpc.broker.versions import RolloutState
 from exahpc.wire.messages import AgentRoute
 
 Kind = Literal["requeue", "cancel", "resubmit"]
@@ -123,7 +124,13 @@ class Replaced(Record, frozen=True):
     job: str
 
 
-AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced
+class Rollout(Record, frozen=True):
+    """Where the rollout stands; the last one counts."""
+
+    state: RolloutState
+
+
+AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Rollout
 
 REMEMBER_SECONDS = 24 * 3600.0
 
@@ -142,6 +149,7 @@ class Memory:
     replaced: dict[str, float] = field(default_factory=dict)
     excluded: dict[str, Excluded] = field(default_factory=dict)
     no_requeue: dict[str, NoRequeue] = field(default_factory=dict)
+    rollout: Rollout | None = None
 
     def apply(self, record: AnyRecord) -> None:
         match record:
@@ -170,6 +178,8 @@ class Memory:
                 self.no_requeue[record.pool] = record
             case Replaced():
                 self.replaced[record.job] = record.at
+            case Rollout():
+                self.rollout = record
 
     def _we_cancelled(self, record: Begun | Ended) -> None:
         if record.job:
@@ -197,6 +207,8 @@ class Memory:
         yield from self.open.values()
         yield from (record for record in self.excluded.values() if record.at >= since)
         yield from self.no_requeue.values()
+        if self.rollout is not None:
+            yield self.rollout
 
     def carried(self) -> list[tuple[AgentView, AgentRoute | None]]:
         """What `Fleet` begins with."""

@@ -11,10 +11,14 @@ from typing import assert_never
 
 import msgspec
 
+from exahpc.broker.entries import SILENCE_SECONDS
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.health import Health
 from exahpc.broker.illness import HandBack, Order, Restart, Weigh
+from exahpc.broker.moving import Task
+from exahpc.broker.rollout import Rollout
 from exahpc.broker.values import AgentView, Decided, FleetAction
+from exahpc.broker.versions import RolloutState
 from exahpc.deployment.policy import Scaling
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.wire.messages import DrainAgent, EntryBeat, ReplicaState, RestartReplica
@@ -23,7 +27,8 @@ from exahpc.wire.messages import DrainAgent, EntryBeat, ReplicaState, RestartRep
 class Policies:
     """Times in seconds of the fleet's clock."""
 
-    def __init__(self, deployment: Deployment, fleet: Fleet, now: float) -> None:
+    def __init__(self, deployment: Deployment, fleet: Fleet, now: float, rollout: Rollout | None = None) -> None:
+        """rollout: as an earlier broker left it."""
         self._deployment, self._fleet = deployment, fleet
         self._shapes = {pool.name: _shape(pool) for pool in deployment.pool}
         self._health = Health(
@@ -33,9 +38,14 @@ class Policies:
             hand_back=deployment.launcher.kind == "slurm",
             before=fleet.lowered(),
         )
+        self.rollout = rollout or Rollout(RolloutState(), deployment.rollout, deployment.routing.headroom)
+        self.draining = False
+        """The deployment is taken down: no version is changed any more."""
+        self._waiting: dict[bytes, tuple[float, int]] = {}
 
     def up(self, view: AgentView, now: float) -> list[FleetAction]:
         """An agent said hello, or is heard again."""
+        self.rollout.up(view)
         self._health.up(view.key, (self._shapes[view.pool], view.version), view.node)
         return self.heard(view.key, self._fleet.replicas(view.key), now)
 
@@ -49,14 +59,40 @@ class Policies:
 
     def entry(self, peer: bytes, beat: EntryBeat, now: float) -> None:
         """An entry told its load."""
+        self._waiting[peer] = now, beat.waiting
 
     def tick(self, now: float) -> list[FleetAction]:
         """Call about once a second."""
-        return self._care(self._health.tick(now))
+        actions = self._care(self._health.tick(now))
+        if not self.draining:
+            actions += self.rollout.tick(self.tasks, self._waiting_requests(now), now)
+            self._fleet.share(self.rollout.shares)
+        return actions
+
+    def tasks(self) -> list[Task]:
+        """All tasks, as a rollout looks at them."""
+        slots = {pool.name: pool for pool in self._deployment.pool}
+        return [
+            Task(
+                view.key,
+                view.pool,
+                view.version,
+                view.phase == "alive",
+                len(slots[view.pool].slots_of_task(view.task)),
+                view.sequences,
+                tuple(replicas),
+            )
+            for view, _, _, replicas in self._fleet.snapshot()
+        ]
+
+    def _waiting_requests(self, now: float) -> int:
+        """Of all entries that are heard."""
+        self._waiting = {peer: told for peer, told in self._waiting.items() if now - told[0] < SILENCE_SECONDS}
+        return sum(waiting for _, waiting in self._waiting.values())
 
     def notes(self, now: float) -> list[str]:
         """For `status`."""
-        return self._health.notes()
+        return self.rollout.notes() + self._health.notes()
 
     def ill(self, key: str) -> list[tuple[int, str, str]]:
         """(slot, state, why) of an agent's replicas that are not healthy."""
@@ -84,6 +120,4 @@ class Policies:
 
 def _shape(pool: Pool) -> Pool:
     """What makes a pool's replicas as fast as they are: pools alike in this are compared with each other."""
-    return msgspec.structs.replace(
-        pool, name="", replicas=1, replicas_per_task=1, requeue=True, scaling=Scaling()
-    )
+    return msgspec.structs.replace(pool, name="", replicas=1, replicas_per_task=1, requeue=True, scaling=Scaling())

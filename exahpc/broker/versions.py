@@ -41,8 +41,8 @@ TRANSITIONS: dict[tuple[RolloutPhase, Event], RolloutPhase] = {
     ("reverting", "back"): "reverted",
 }
 
-CHANGING: frozenset[RolloutPhase] = frozenset({"canary", "judging", "widening", "reverting"})
-"""Phases in which tasks are moved from one version to another."""
+FORWARD: frozenset[RolloutPhase] = frozenset({"canary", "judging", "widening"})
+"""Phases in which tasks are moved to the new version."""
 
 
 class RolloutState(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class RolloutState(msgspec.Struct, frozen=True):
 
     @property
     def changing(self) -> bool:
-        return self.phase in CHANGING
+        return self.phase in FORWARD or self.phase == "reverting"
 
     @property
     def current(self) -> str:
@@ -77,3 +77,8 @@ class RolloutState(msgspec.Struct, frozen=True):
         if after is None:
             raise StateError(f"a rollout that is {self.phase} since {self.since:.0f} cannot take {event!r}")
         return msgspec.structs.replace(self, phase=after, since=now, story=story)
+
+
+def named(version: str) -> str:
+    """A label for people."""
+    return version or "the first version"

@@ -1,0 +1,249 @@
+"""Brings a deployment from one version to another, a few tasks first, and back when that was no good. Pure.
+
+`versions` says where a rollout stands, `moving` who is on the way, `gates` judges, `shares` spreads the traffic.
+What is wanted is compared with what is, once a second: nothing is lost with a message, an agent or a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from exahpc.broker.gates import Figures, Verdict
+from exahpc.broker.moving import AWAY_SECONDS, Moving, Task, in_turn, may_move
+from exahpc.broker.shares import cautious, eager, proportional
+from exahpc.broker.values import AgentView, Decided, FleetAction, InForce, RolloutMoved, Switch
+from exahpc.broker.versions import FORWARD, Event, RolloutState, named
+from exahpc.deployment import policy
+from exahpc.errors import DeploymentError
+from exahpc.wire.messages import RolloutCommand, RolloutStatus, Share, VersionStatus
+
+AGAIN_SECONDS = 15.0  # before an agent is told once more what it does not do
+
+
+class Rollout:
+    """One deployment's rollouts, one at a time. Times in seconds of the fleet's clock."""
+
+    def __init__(self, state: RolloutState, gates: policy.Rollout, headroom: float) -> None:
+        """state: where an earlier broker left it; gates: of the new version's file; headroom: share of the room
+        that load may not take."""
+        self.state = self._journalled = state
+        self.shares: list[Share] = []
+        self._gates, self._headroom = gates, headroom
+        self._figures = Figures(state.old, state.new)
+        self._moving = Moving(state.tasks if state.phase in FORWARD else ())
+        self._moved: list[str] = []  # in this tick
+        self._told: dict[str, float] = {}
+        self._progress = state.story
+        self._in_force = state.current if state.phase == "idle" else None
+        self._astray = True  # some agent may serve another version than it should
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def start(self, version: str, gates: policy.Rollout, tasks: Sequence[Task], now: float) -> list[FleetAction]:
+        """Begin with the canary. Raises DeploymentError when that cannot be."""
+        before = self.state
+        if before.changing:
+            raise DeploymentError(
+                f"the rollout to {named(before.new)} is {before.phase}: promote it, abort it, or wait for its end"
+            )
+        if version == before.current:
+            raise DeploymentError(f"{named(version)} is in force already: there is nothing to change")
+        serving = [task for task in in_turn(tasks) if task.ready]
+        if not serving:
+            raise DeploymentError("no task has a ready replica, so nothing could be compared: wait for one")
+        self._gates, self._figures, self._moving = gates, Figures(before.current, version), Moving()
+        self._figures.absorb(tasks)
+        self.state = msgspec.structs.replace(
+            before.step("start", now), old=before.current, new=version, tasks=(), promoted=False
+        )
+        count = max(1, round(gates.canary * len(tasks)))
+        self._move([task.key for task in serving[:count]], tasks, now)
+        return self._actions(tasks, 0, now)
+
+    def command(self, message: RolloutCommand, now: float) -> list[FleetAction]:
+        """What the operator wants; done by the next ticks. Raises DeploymentError when that cannot be."""
+        going = self.state.phase in FORWARD
+        match message.command:
+            case "promote" if going:
+                self.state = msgspec.structs.replace(self.state, promoted=True)
+            case "abort" if going:
+                self._turn("abort", "aborted by command", now)
+            case "rollback" if self.state.phase == "done":
+                self._turn("rollback", "rolled back by command", now)
+            case "rollback" if going:
+                raise DeploymentError(f"the rollout is {self.state.phase} yet: abort it")
+            case _:
+                raise DeploymentError(f"there is nothing to {message.command}: {self._words()}")
+        return [Decided(f"rollout to {named(self.state.new)}: {message.command} by command"), *self._journal()]
+
+    def up(self, view: AgentView) -> None:
+        """An agent said hello."""
+        self._astray |= view.version != self.state.wanted(view.key)
+
+    def tick(self, look: Callable[[], list[Task]], waiting: int, now: float) -> list[FleetAction]:
+        """Call about once a second. look: at all tasks, asked for only while there is something to do; waiting:
+        requests that no replica has yet."""
+        if not self.state.changing and not self._astray:
+            return []
+        tasks = look()
+        if self.state.changing:
+            self._figures.absorb(tasks)
+            late = self._gates.seconds if now - self.state.moved > self._gates.seconds else None
+            why = self._moving.settle(tasks, self.state.wanted, late, now)
+            if self.state.phase == "reverting":
+                self._back(tasks, waiting, now)
+            else:
+                self._forward(tasks, why, waiting, now)
+        return self._actions(tasks, waiting, now)
+
+    # --- there and back --------------------------------------------------------------------------------------
+
+    def _forward(self, tasks: list[Task], late: str, waiting: int, now: float) -> None:
+        """late: why a task did not arrive in time."""
+        state, gates = self.state, self._gates
+        verdict = self._judge(tasks, now)
+        on_the_way = f"{len(self._moving)} of {len(state.tasks)} tasks are not ready yet; " if self._moving else ""
+        self._progress = on_the_way + verdict.why
+        if late and len(self._moving.late) > gates.most_errors * len(state.tasks):
+            self._turn("fail", late, now)
+        elif verdict.word == "bad":
+            self._turn("fail", verdict.why, now)
+        elif state.phase == "canary":
+            if not self._moving:
+                self._turn("ready", verdict.why, now)
+        elif state.phase == "judging":
+            if verdict.word == "good":
+                self._turn("passed", verdict.why, now)
+            elif now - state.since > gates.seconds:
+                self._turn("fail", f"not judged within rollout.seconds = {gates.seconds:g}: {verdict.why}", now)
+        else:
+            left = [task.key for task in in_turn(tasks) if task.key not in state.tasks]
+            if left or self._moving:
+                self._move(self._next(left, tasks, waiting), tasks, now)
+            else:
+                self._turn("complete", verdict.why, now)
+
+    def _back(self, tasks: list[Task], waiting: int, now: float) -> None:
+        state = self.state
+        left = [task.key for task in in_turn(tasks) if task.key in state.tasks]
+        late = now - state.moved > self._gates.drain_seconds + AWAY_SECONDS
+        if left:
+            self._move(self._next(left, tasks, waiting), tasks, now)
+        elif late or not any(task.alive and task.version == state.new for task in tasks):
+            self._turn("back", state.story, now)
+
+    def _judge(self, tasks: list[Task], now: float) -> Verdict:
+        if self.state.promoted:
+            return Verdict("good", "promoted by command")
+        replicas = sum(task.ready for task in tasks if task.version == self.state.new)
+        alone = len(self.state.tasks) >= len(tasks)
+        return self._figures.judge(self._gates, replicas, alone=alone, now=now)
+
+    def _turn(self, event: Event, story: str, now: float) -> None:
+        self.state = self.state.step(event, now, story)
+        self._progress = story
+        if self.state.phase == "reverting":
+            self._moving = Moving()
+
+    def _next(self, left: list[str], tasks: list[Task], waiting: int) -> list[str]:
+        most = max(1, int(self._gates.step * len(tasks)))
+        by_key = {task.key: task for task in tasks}
+        return may_move(left, by_key, self._moving, most, self._load(tasks, waiting))
+
+    def _load(self, tasks: Sequence[Task], waiting: int) -> float:
+        """Sequences that room is needed for."""
+        return (sum(task.load for task in tasks) + waiting) / (1 - self._headroom)
+
+    def _move(self, keys: list[str], tasks: Sequence[Task], now: float) -> None:
+        """To the new version, or away from it. Those without an agent change when they are back: nobody waits."""
+        if not keys:
+            return
+        kept = tuple(key for key in self.state.tasks if key not in keys)
+        assigned = kept if self.state.phase == "reverting" else (*kept, *keys)
+        self.state = msgspec.structs.replace(self.state, tasks=assigned, moved=now)
+        self._moving.add(task.key for task in tasks if task.key in keys and task.alive)
+        self._moved += keys
+
+    # --- what follows ----------------------------------------------------------------------------------------
+
+    def _actions(self, tasks: Sequence[Task], waiting: int, now: float) -> list[FleetAction]:
+        """Journal first; then make every task what it is to be."""
+        actions = self._journal()
+        if self._in_force != self.state.current:
+            self._in_force = self.state.current
+            actions.append(InForce(self._in_force))
+        moved, self._moved, self._astray = set(self._moved), [], False
+        for task in tasks:
+            wanted = self.state.wanted(task.key)
+            wrong = task.alive and task.version != wanted
+            self._astray |= wrong
+            if task.key in moved or (wrong and now - self._told.get(task.key, 0.0) >= AGAIN_SECONDS):
+                self._told[task.key] = now
+                actions.append(Switch(task.key, wanted, self._gates.drain_seconds))
+        self.shares = self._spread(tasks, waiting)
+        return actions
+
+    def _journal(self) -> list[FleetAction]:
+        before, self._journalled = self._journalled, self.state
+        if self.state == before:
+            return []
+        told: list[FleetAction] = [RolloutMoved(self.state)]
+        if self.state.phase != before.phase:
+            told.append(Decided(self._words()))
+        return told
+
+    def _spread(self, tasks: Sequence[Task], waiting: int) -> list[Share]:
+        """Nothing while all agents serve the version in force."""
+        state = self.state
+        if not state.changing and not self._astray:
+            return []
+        if state.old == state.new:
+            return [Share(state.current, 1.0)]
+        old, new = (sum(t.room for t in tasks if t.version == version) for version in (state.old, state.new))
+        load = self._load(tasks, waiting)
+        if state.phase in ("canary", "judging"):
+            share = cautious(new, old, load, self._gates.canary)
+        elif state.phase == "widening" and proportional(new, old) < self._gates.switch:
+            share = proportional(new, old)
+        elif state.phase in ("widening", "done"):
+            share = eager(new, old, load)
+        else:
+            share = 1.0 - eager(old, new, load)
+        share = round(share, 2)
+        return [Share(state.old, round(1.0 - share, 2)), Share(state.new, share)]
+
+    # --- what others read ------------------------------------------------------------------------------------
+
+    def _words(self) -> str:
+        state = self.state
+        if state.phase == "idle":
+            return "no rollout has been made"
+        story = f": {self._progress}" if self._progress else ""
+        return f"the rollout from {named(state.old)} to {named(state.new)} is {state.phase}{story}"
+
+    def notes(self) -> list[str]:
+        """For `exahpc status`."""
+        return [self._words()] if self.state.changing or self.state.phase == "reverted" else []
+
+    def status(self, tasks: Sequence[Task], now: float) -> RolloutStatus:
+        state = self.state
+        versions = [] if state.phase == "idle" else [self._version(v, tasks) for v in (state.old, state.new)]
+        since = now - state.since if state.since else 0.0
+        return RolloutStatus(state.current, state.phase, since, len(tasks), self._progress, versions)
+
+    def _version(self, version: str, tasks: Sequence[Task]) -> VersionStatus:
+        counts, share = self._figures.of(version), 1.0 if version == self.state.current else 0.0
+        return VersionStatus(
+            version=version,
+            tasks=sum(self.state.wanted(task.key) == version for task in tasks),
+            ready=sum(task.ready for task in tasks if task.version == version),
+            share=next((s.share for s in self.shares if s.version == version), share),
+            served=counts.served,
+            failed=counts.failed,
+            odd=counts.odd,
+            deaths=counts.deaths,
+            ttft=self._figures.median(version, "ttft"),
+            tbt=self._figures.median(version, "tbt"),
+        )
