@@ -29,14 +29,20 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepare(
-    kind: Kind, body: bytes, created: int, hello: ReplicaHello, deployment: Deployment, tokenizer: Tokenizer
+    kind: Kind,
+    body: bytes,
+    created: int,
+    hello: ReplicaHello,
+    deployment: Deployment,
+    tokenizer: Tokenizer,
+    version: str = "",
 ) -> Prepared:
     """Validate, apply the chat template, tokenize, and hold the lengths against what the replica can take.
 
-    created: Unix seconds, for templates that print the date.
+    created: Unix seconds, for templates that print the date; version: label of `deployment`.
     """
     context = min(deployment.model.context, hello.context)
-    request = read_request(kind, body, deployment.served_name, deployment.limits.requests)
+    request = read_request(kind, body, deployment.served_name, deployment.limits.requests, version)
     _check_tokens(request, tokenizer.vocabulary)
     if kind == "chat":
         named = [("messages", _chat_ids(request, created, context, tokenizer))]

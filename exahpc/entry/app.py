@@ -13,6 +13,7 @@ from typing import Literal
 
 from exahpc.deployment.spec import Deployment
 from exahpc.entry import metrics
+from exahpc.entry.affinity import SHORTEST, Marks, marks_of
 from exahpc.entry.connection import Connection
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.exchange import Exchange
@@ -22,8 +23,8 @@ from exahpc.entry.ledger import Record
 from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
 from exahpc.openai.body import printable, shortened
-from exahpc.openai.models import model_object, models_body
-from exahpc.openai.peek import peek
+from exahpc.openai.models import model_object, models_body, version_name
+from exahpc.openai.peek import Peek, peek
 
 Kind = Literal["chat", "completion"]
 
@@ -43,6 +44,7 @@ class Gateway:
         self.dispatch: Dispatch
         self._deployment, self._keys, self._index = deployment, keys, index
         self._limits, self._name = deployment.limits, deployment.served_name
+        self._affine = deployment.routing.prefix_affinity
         self.buffer_bytes, self.body_bytes = self._limits.stream_buffer_bytes, self._limits.max_body_bytes
         self._created = int(time.time())
         self._unique, self._numbers = os.urandom(8).hex(), itertools.count()
@@ -94,8 +96,6 @@ class Gateway:
     def _complete(self, kind: Kind, request: Request, connection: Connection) -> Callable[[], None]:
         body = request.body
         found = peek(body, kind)
-        if found.model is not None and found.model != self._name:
-            raise _unknown_model(found.model, self._name)
         limits = self._limits
         most = min(found.max_tokens or limits.max_tokens_default, self._deployment.model.context)
         choices = min(found.n, _MOST_CHOICES)
@@ -111,6 +111,8 @@ class Gateway:
             new=most * choices,
             key=request.key,
             tier=found.tier,
+            version=self._version(found.model),
+            prefix=self._prefix(found),
             allowed=math.inf if request.deadline is None else _seconds(request.deadline),
         )
         record.client = Exchange(connection, record.id, found.stream)
@@ -122,10 +124,28 @@ class Gateway:
     def _models(self, path: str) -> bytes:
         asked = path.removeprefix(_shown(_MODELS)).removeprefix("/")
         if not asked:
-            return models_body(self._name, self._created)
-        if asked != self._name:
-            raise _unknown_model(asked, self._name)
-        return model_object(self._name, self._created)
+            return models_body(self._names(), self._created)
+        self._version(asked)
+        return model_object(asked, self._created)
+
+    def _names(self) -> list[str]:
+        """What clients may ask for: the model, and its versions once there is more than the first one."""
+        labels = sorted(self.dispatch.desk.router.versions)
+        return [self._name, *(version_name(self._name, label) for label in labels if any(labels))]
+
+    def _version(self, asked: str | None) -> str | None:
+        """The label of the version that a client asks for; None when any will do. Raises RequestError."""
+        if asked is None or asked == self._name:
+            return None
+        for label in self.dispatch.desk.router.versions:
+            if asked == version_name(self._name, label):
+                return label
+        names = ", ".join(map(repr, self._names()))
+        message = f"the model {shortened(asked)!r} does not exist here; this deployment serves {names}"
+        raise RequestError(message, status=404, param="model", code="model_not_found")
+
+    def _prefix(self, found: Peek) -> Marks:
+        return marks_of(memoryview(found.prompt)) if self._affine and found.size >= SHORTEST else ()
 
     def _health(self) -> tuple[int, bytes]:
         ready, wanted = self.dispatch.desk.router.ready, self._deployment.wanted_replicas
@@ -156,8 +176,3 @@ def _require(request: Request, wanted: bytes) -> None:
     if request.method != wanted:
         message = f"{_shown(request.path)} takes {_shown(wanted)}, not {_shown(request.method)}"
         raise RequestError(message, status=405, code="method_not_allowed")
-
-
-def _unknown_model(asked: str, served: str) -> RequestError:
-    message = f"the model {shortened(asked)!r} does not exist here; this deployment serves {served!r}"
-    return RequestError(message, status=404, param="model", code="model_not_found")

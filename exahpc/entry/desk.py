@@ -26,8 +26,8 @@ COMFORT_SECONDS = 15.0
 
 
 class Desk(Moves):
-    """All decisions of one entry. Times are seconds of one monotonic clock; draw(n): random whole number < n; node:
-    its own, for one beside an agent."""
+    """All decisions of one entry. Times are seconds of one monotonic clock; draw(n): random whole number < n;
+    node: its own, for one beside an agent."""
 
     def __init__(self, deployment: Deployment, draw: Callable[[int], int], node: str = "") -> None:
         super().__init__(deployment, draw, node)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from exahpc.deployment.policy import Routing
 from exahpc.entry import ladder
-from exahpc.entry.affinity import Affinity, Keys
+from exahpc.entry.affinity import Affinity, Marks
 from exahpc.entry.fleet import Agent, AgentKey, Replica
 from exahpc.entry.ladder import Kind, Ladder, Rung
 from exahpc.entry.table import Changes, Roster
@@ -24,16 +24,16 @@ from exahpc.wire.messages import FleetTable, Load
 SMALL = 8  # up to so many open replicas all are compared
 PROBE_EVERY = 8  # requests, of which one goes to a replica on probation if one is free
 _DRAWS = 8  # random looks for a pair that fits, in a big fleet
-_HOLD, _LONGEST_HOLD = 0.02, 0.64  # seconds that a busy replica is left alone, doubled with each busy answer in a row
+_HOLD, _LONGEST_HOLD = 0.02, 0.64  # seconds that a busy replica is left alone: doubled by each answer in a row
 _BYTES_PER_TOKEN = 4  # of a prompt, roughly
 
 
 class Ask(Protocol):
     """What picking needs to know of a request (`ledger.Record`).
 
-    sequences: that are to run; tokens: estimate of what is to be computed; size: most tokens that one sequence comes
-    to; shun: the replica that it just left; deaths: attempts that ended under it; version: label that it must run
-    at, None when any will do; lot: its draw among versions, -1 before; prefix: see `affinity`.
+    sequences: that are to run; tokens: estimate of what is to be computed; size: most tokens that one sequence
+    comes to; shun: the replica that it just left; deaths: attempts that ended under it; version: label that it
+    must run at, None when any will do; lot: its draw among versions, -1 before; prefix: see `affinity`.
     """
 
     sequences: int
@@ -43,7 +43,7 @@ class Ask(Protocol):
     deaths: int
     version: str | None
     lot: int
-    prefix: Keys
+    prefix: Marks
 
 
 class Router:
@@ -186,7 +186,7 @@ class Router:
         if ask.version is None and not self._shares and not self._classes:
             return ""
         versions = self._versions(ask)
-        return f"{self._kind(ask, 0.0)} {'any' if versions is None else versions[0]}"
+        return f"{self._kind(ask, 0.0)} {'*' if versions is None else ','.join(versions)}"
 
     def _steps(self, ask: Ask, waited: float) -> Ladder:
         if ask.version is None and not self._shares and not self._classes:

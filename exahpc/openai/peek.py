@@ -17,7 +17,7 @@ class Peek(msgspec.Struct, frozen=True):
 
     model: None when absent or no string; max_tokens: None when absent or senseless (the agent refuses those);
     n: choices that are made, at least 1 (prompts x n, or x best_of); size: bytes of the body; tier: of service,
-    "default" for all that are not known here.
+    "default" for all that are not known here; prompt: JSON of what the model is given, as it came.
     """
 
     model: str | None
@@ -26,6 +26,7 @@ class Peek(msgspec.Struct, frozen=True):
     n: int
     size: int
     tier: Tier = "default"
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Fields(msgspec.Struct):
@@ -37,6 +38,7 @@ class _Fields(msgspec.Struct):
     best_of: Any = None
     service_tier: Any = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
@@ -64,10 +66,11 @@ def peek(body: bytes, kind: Kind) -> Peek:
         n=max(_positive(found.n) or 1, _positive(found.best_of) or 1) * prompts,
         size=len(body),
         tier=_TIERS.get(tier, "default") if isinstance(tier := found.service_tier, str) else "default",
+        prompt=found.messages if kind == "chat" else found.prompt,
     )
 
 
-_NAMES = [name for name in _Fields.__struct_fields__ if name != "prompt"]
+_NAMES = [name for name in _Fields.__struct_fields__ if name not in ("prompt", "messages")]
 
 
 def _prompts(raw: msgspec.Raw) -> int:

@@ -13,6 +13,7 @@ from exahpc.errors import RequestError
 from exahpc.openai.body import Kind, load, printable
 from exahpc.openai.fields import Fields, refuse
 from exahpc.openai.messages import Message, read_messages
+from exahpc.openai.models import version_name
 from exahpc.openai.sampling import read_logprobs, read_sampling, read_stop_tokens
 from exahpc.openai.unsupported import KNOWN, refuse_unsupported
 from exahpc.wire.messages import Sampling
@@ -61,10 +62,13 @@ class Request(msgspec.Struct, frozen=True):
         return self.sampling.logprobs >= 0
 
 
-def read_request(kind: Kind, body: bytes, served: str, most_choices: int) -> Request:
-    """Validate `body` for the model named `served`. Raises RequestError: 400, or 404 for another model."""
+def read_request(kind: Kind, body: bytes, served: str, most_choices: int, version: str = "") -> Request:
+    """Validate `body` for the model named `served`, at a version.
+
+    Raises RequestError: 400, or 404 for another model or version.
+    """
     fields = Fields(load(body))
-    model = _model(fields, served)
+    model = _model(fields, served, version)
     fields.misspelt(KNOWN[kind])
     refuse_unsupported(fields, kind)
     stream = fields.boolean("stream")
@@ -110,13 +114,13 @@ def _best_of(fields: Fields, n: int, most: int, stream: bool) -> int:
     return best_of
 
 
-def _model(fields: Fields, served: str) -> str:
+def _model(fields: Fields, served: str, version: str) -> str:
     model = fields.get("model")
     if model is None:
         refuse("model", f"missing: name the model, here {served!r}")
     if not isinstance(model, str):
         refuse("model", f"{printable(model)} is no string: name the model, here {served!r}")
-    if model != served:
+    if model not in (served, version_name(served, version)):
         message = f"model: {printable(model)} is not served here: ask for {served!r}"
         raise RequestError(message, status=404, param="model", code="model_not_found")
     return model

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from exahpc.entry.fleet import Agent, AgentKey
+from exahpc.entry.fleet import Agent, AgentKey, Group
 from exahpc.entry.outbox import Outbox
 from exahpc.wire.messages import Cancel, EntryToAgent, Submit, Submits
 
-ONE, TWO = (Agent(AgentKey("a", task, 1), "") for task in (0, 1))
+ONE, TWO = (Agent(AgentKey("a", task, 1), "", Group("", "any", False)) for task in (0, 1))
 
 
 def submit(name: str, body: bytes = b"{}") -> Submit:

@@ -104,8 +104,10 @@ def test_every_open_replica_stands_in_the_list_of_its_group_at_the_place_that_it
     for replica in replicas(router)[::3]:
         router.busy(replica, 0.0)
     (group,) = {a.group for a in router.agents.values()}
-    standing = [(level, place, replica) for level, home in enumerate(group.open) for place, replica in enumerate(home)]
+    standing = {}
+    for level, home in enumerate(group.open):
+        for place, replica in enumerate(home):
+            assert (replica.level, replica.place) == (level, place)
+            standing[id(replica)] = replica
     assert standing
-    assert all((replica.level, replica.place) == (level, place) for level, place, replica in standing)
-    closed = {id(r) for r in replicas(router)} - {id(replica) for _, _, replica in standing}
-    assert all(r.place == -1 for r in replicas(router) if id(r) in closed)
+    assert all(r.place == -1 for r in replicas(router) if id(r) not in standing)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exahpc.errors import RequestError
-from exahpc.openai.body import literal, load, printable
+from exahpc.openai.body import Kind, literal, load, printable
 from exahpc.openai.errors import error_body, sse_error
-from exahpc.openai.models import models_body
+from exahpc.openai.models import models_body, version_name
 from exahpc.openai.peek import peek
 
 
@@ -101,7 +101,14 @@ def test_errors_have_openais_shape() -> None:
     assert b"[DONE]" not in event
 
 
-def test_models_lists_the_served_name() -> None:
-    found = json.loads(models_body("llm", 17))
+def test_models_lists_what_can_be_asked_for() -> None:
+    found = json.loads(models_body(["llm", version_name("llm", ""), version_name("llm", "v2")], 17))
     assert found["object"] == "list"
-    assert found["data"] == [{"id": "llm", "object": "model", "created": 17, "owned_by": "exahpc"}]
+    assert found["data"][0] == {"id": "llm", "object": "model", "created": 17, "owned_by": "exahpc"}
+    assert [model["id"] for model in found["data"]] == ["llm", "llm@base", "llm@v2"]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completion", "prompt")])
+def test_the_prompt_is_shown_as_it_came_and_nothing_of_it_is_decoded(kind: Kind, field: str) -> None:
+    body = b'{"model":"m", "%b" : [ {"a" :"\\u00e9"}, 7 ] ,"n":1}' % field.encode()
+    assert bytes(peek(body, kind).prompt) == b'[ {"a" :"\\u00e9"}, 7 ]'
