@@ -25,8 +25,8 @@ ONLINE_FIRST_SECONDS = 1.0
 
 class Capacity:
     """running: by sequence id; online, rows: choices that wait for a place; outstanding: tokens still to be
-    prefilled or generated, waiting ones included; refused: when an online request last found no room; meter: how
-    well it serves."""
+    prefilled or generated, waiting ones included; alone: choices that run or wait which nothing may run beside;
+    refused: when an online request last found no room; meter: how well it serves."""
 
     def __init__(self, hello: ReplicaHello, meter: Meter) -> None:
         self.hello = hello
@@ -34,13 +34,14 @@ class Capacity:
         self.running: dict[int, Choice] = {}
         self.online: deque[Choice] = deque()
         self.rows: deque[Choice] = deque()
+        self.alone: set[Choice] = set()
         self.outstanding = 0
         self.refused = float("-inf")
 
     @property
     def full(self) -> bool:
         """Whether a further online request would have to wait."""
-        return bool(self.online) or len(self.running) >= self.hello.sequences
+        return bool(self.online) or bool(self.alone) or len(self.running) >= self.hello.sequences
 
     def fits(self, need: int) -> bool:
         """Room for a sequence of `need` tokens now."""
@@ -58,7 +59,10 @@ class Capacity:
         """KV tokens of the running sequences: what they hold, and a share of what they may still generate."""
         return sum(c.need - int((1 - EXPECTED) * (c.left - c.prefill)) for c in self.running.values())
 
-    def _fits_row(self, need: int, now: float) -> bool:
+    def _fits_row(self, choice: Choice, now: float) -> bool:
+        need = choice.need
+        if choice.job.alone:  # online requests are refused for its sake: it must not wait for them in turn
+            return self.fits(need)
         if now - self.refused < ONLINE_FIRST_SECONDS or not self.fits(need):
             return False
         if not self.running:
@@ -72,7 +76,7 @@ class Capacity:
 
     def free(self, now: float) -> int:
         """Batch rows that could start now; 0 while anything waits."""
-        if self.online or self.rows or now - self.refused < ONLINE_FIRST_SECONDS:
+        if self.alone or self.online or self.rows or now - self.refused < ONLINE_FIRST_SECONDS:
             return 0
         return max(0, self._row_places - len(self.running))
 
@@ -80,14 +84,27 @@ class Capacity:
         """Queue a choice."""
         (self.rows if choice.job.row else self.online).append(choice)
         self.outstanding += choice.left
+        if choice.job.alone:
+            self.alone.add(choice)
 
     def next(self, now: float) -> Choice | None:
         """Take the next waiting choice for which there is room: online first, in order, nobody overtakes."""
         if self.online:
-            return self.online.popleft() if self.fits(self.online[0].need) else None
-        if self.rows and self._fits_row(self.rows[0].need, now):
+            return (
+                self.online.popleft() if self._starts(self.online[0]) and self.fits(self.online[0].need) else None
+            )
+        if self.rows and self._starts(self.rows[0]) and self._fits_row(self.rows[0], now):
             return self.rows.popleft()
         return None
+
+    def _starts(self, choice: Choice) -> bool:
+        """Whether it may run beside what runs now. A job that runs alone is all that runs, if it does."""
+        if not self.alone or not self.running:
+            return True
+        running = next(iter(self.running.values())).job
+        if choice.job.alone:
+            return all(other.job is choice.job for other in self.running.values())
+        return not running.alone
 
     def start(self, choice: Choice, sequence: int) -> None:
         """Give a place to a choice that waited."""
@@ -98,6 +115,7 @@ class Capacity:
         """Forget a choice that ran or waited. True when the replica runs it."""
         self.outstanding -= choice.left
         choice.left = 0
+        self.alone.discard(choice)
         if choice.sequence in self.running:
             del self.running[choice.sequence]
             return True

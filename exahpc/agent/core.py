@@ -195,7 +195,7 @@ class AgentCore:
         ordered = slot.phase == "draining"
         actions: list[Action] = []
         if slot.serving:  # then nobody had stopped or killed it, not even in a drain
-            actions.append(Lost(slot.number, own_exit=event.own_exit))
+            actions.append(Lost(slot.number, event.own_exit, event.story if event.own_exit else ""))
         slot.step("ended", now)
         slot.reset()
         if not ordered:

@@ -155,10 +155,11 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The replica no longer runs what it was given."""
+    """The replica no longer runs what it was given. story: how it ended, when that was by itself."""
 
     slot: int
     own_exit: bool
+    story: str = ""
 
 
 @dataclass(frozen=True, slots=True)

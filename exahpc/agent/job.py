@@ -17,13 +17,13 @@ from exahpc.wire.messages import Resume
 class Job:
     """One attempt of one request (peer: the entry), or one batch row (peer None).
 
-    begun: the client has a byte of the stream; seed: the body's, else the one that was drawn at admission;
-    open: choices that have not ended; odd: one that has looks senseless.
+    begun: the client has a byte of the stream; alone: nothing may run beside it; seed: the body's, else the one
+    that was drawn at admission; open: choices that have not ended; odd: one that has looks senseless.
     """
 
     __slots__ = (
-        "attempt", "begun", "choices", "created", "events", "kind", "name", "odd", "open", "peer", "prepared",
-        "prompt_tokens", "request", "seed", "slot",
+        "alone", "attempt", "begun", "choices", "created", "events", "kind", "name", "odd", "open", "peer",
+        "prepared", "prompt_tokens", "request", "seed", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +39,7 @@ class Job:
         *,
         stream: bool,
         begun: bool,
+        alone: bool = False,
     ) -> None:
         self.peer, self.name, self.attempt, self.slot = peer, name, attempt, slot
         self.kind, self.prepared, self.created = kind, prepared, created
@@ -49,7 +50,7 @@ class Job:
         if stream:
             usage = request.include_usage
             self.events = EventFormat(kind, name, created, request.model, include_usage=usage)
-        self.begun = begun
+        self.begun, self.alone = begun, alone
         self.choices: list[Choice] = []
         self.open = 0
         self.odd = False

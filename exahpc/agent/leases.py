@@ -20,8 +20,8 @@ from exahpc.wire.messages import LeaseGrant, LeaseProgress
 
 log = logging.getLogger(__name__)
 
-OWN_EXITS = 3
-"""A row whose replica died by itself so often becomes an error record."""
+SUSPECT = 2
+"""A row whose replica died by itself so often runs alone. If that one dies too, it becomes an error record."""
 ATTEMPTS = 10
 """A row that was begun so often becomes an error record, whatever ended its attempts."""
 _LOAD_BYTES = 16 * 2**20
@@ -31,22 +31,26 @@ _BACKOFF_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Row:
-    """One row to run: key names it in `ended` and `lost`; kind: "chat" or "completion"."""
+    """One row to run: key names it in `ended` and `lost`; kind: "chat" or "completion"; alone: nothing may run
+    beside it."""
 
     key: str
     kind: str
     body: bytes
     seed: int
+    alone: bool = False
 
 
 @dataclass
 class _Lease:
-    """next: first row not loaded yet; writing: records that `sync` is making durable; lost: row -> (attempts, own
-    exits); back: rows to hand back; soft: nothing more is begun; dead: revoked."""
+    """next: first row not loaded yet; suspects: rows that must run alone; writing: records that `sync` is making
+    durable; lost: row -> (attempts, own exits); back: rows to hand back; soft: nothing more is begun; dead:
+    revoked."""
 
     grant: LeaseGrant
     next: int
     loaded: deque[Task] = field(default_factory=deque)
+    suspects: deque[Task] = field(default_factory=deque)
     running: dict[int, Task] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     writing: list[Record] = field(default_factory=list)
@@ -65,11 +69,14 @@ class _Lease:
 
     @property
     def over(self) -> bool:
-        return self.dead or not (self.waiting or self.running or self.records or self.writing)
+        return self.dead or not (self.waiting or self.suspects or self.running or self.records or self.writing)
 
     def hand_back(self) -> None:
-        self.back += [task.row for task in self.loaded] + list(range(self.next, self.grant.last))
+        self.back += [task.row for task in (*self.loaded, *self.suspects)] + list(
+            range(self.next, self.grant.last)
+        )
         self.loaded.clear()
+        self.suspects.clear()
         self.next = self.grant.last
 
 
@@ -83,6 +90,7 @@ class LeaseWorker:
         self._lock = asyncio.Lock()
         self._ask_again = 0.0
         self._blocked: set[Where] = set()
+        self._alone: str | None = None  # key of the row that runs alone: one at a time
 
     @property
     def leases(self) -> list[int]:
@@ -128,6 +136,8 @@ class LeaseWorker:
 
     def next_rows(self, n: int) -> list[Row]:
         """Up to n rows to begin. Empty until a `sync` after the grant has read them."""
+        if n and self._alone is None and (suspect := self._next_suspect()) is not None:
+            return [suspect]
         rows: list[Row] = []
         for number, lease in self._leases.items():
             while lease.loaded and len(rows) < n and lease.where not in self._blocked:
@@ -136,7 +146,18 @@ class LeaseWorker:
                 rows.append(Row(f"{number}.{task.row}", task.kind, task.body, task.seed))
         return rows
 
+    def _next_suspect(self) -> Row | None:
+        for number, lease in self._leases.items():
+            if lease.suspects and lease.where not in self._blocked:
+                task = lease.suspects.popleft()
+                lease.running[task.row] = task
+                self._alone = f"{number}.{task.row}"
+                return Row(self._alone, task.kind, task.body, task.seed, alone=True)
+        return None
+
     def _pop(self, key: str) -> tuple[_Lease, Task] | None:
+        if key == self._alone:
+            self._alone = None
         number, _, row = key.partition(".")
         lease = self._leases.get(int(number))
         task = lease.running.pop(int(row), None) if lease else None
@@ -152,22 +173,30 @@ class LeaseWorker:
 
     def lost(self, key: str, own_exit: bool) -> None:
         """The row's replica is gone: begin it again, a bounded number of times."""
+        alone = key == self._alone
         if not (found := self._pop(key)):
             return
         lease, task = found
         attempts, exits = lease.lost.get(task.row, (0, 0))
         attempts, exits = attempts + 1, exits + own_exit
         lease.lost[task.row] = attempts, exits
-        if exits >= OWN_EXITS or attempts >= ATTEMPTS:
+        if (alone and own_exit) or attempts >= ATTEMPTS:
             reason = (
                 f"given up after {attempts} attempts: the replica ended under this row, {exits} times by itself"
             )
-            body = error_body(reason, code="replica_lost")
-            self._record(lease, task.row, task.line, task.custom_id, 500, body, 0, 0)
+            if alone and own_exit:
+                reason += ", the last time while nothing else ran there"
+            self._give_up(lease, task, reason)
         elif lease.soft:
             lease.back.append(task.row)
+        elif exits >= SUSPECT or lease.grant.alone:
+            lease.suspects.append(task)
         else:
             lease.loaded.appendleft(task)
+
+    def _give_up(self, lease: _Lease, task: Task, reason: str) -> None:
+        body = error_body(reason, code="replica_lost")
+        self._record(lease, task.row, task.line, task.custom_id, 500, body, 0, 0)
 
     def _record(
         self, lease: _Lease, row: int, line: int, custom_id: bytes | None, status: int, body: bytes, *tokens: int
@@ -225,7 +254,10 @@ class LeaseWorker:
         lease.next = load.after
         for row in load.rows:
             if isinstance(row, Task):
-                lease.loaded.append(row)
+                if lease.grant.given_up:
+                    self._give_up(lease, row, lease.grant.given_up)
+                else:
+                    (lease.suspects if lease.grant.alone else lease.loaded).append(row)
             else:
                 body = error_body(row.reason, code="input_changed")
                 self._record(lease, row.row, row.line, None, 500, body, 0, 0)
@@ -234,6 +266,7 @@ class LeaseWorker:
         messages = []
         for number, lease in list(self._leases.items()):
             written, lease.writing = lease.writing, []
+            suspect = ranges_of(row for row in lease.back if lease.lost.get(row, (0, 0))[1])
             back, lease.back = ranges_of(lease.back), []
             if number not in places:
                 lease.records = written + lease.records
@@ -246,5 +279,6 @@ class LeaseWorker:
                 good = ranges_of(record.row for record in written if record.status == 200)
                 bad = ranges_of(record.row for record in written if record.status != 200)
                 counts = *(places[number] if written else ("", 0, 0)), count(good), count(bad)
-                messages.append(LeaseProgress(number, lease.grant.batch, *counts, lease.over, good, bad, back))
+                told = LeaseProgress(number, lease.grant.batch, *counts, lease.over, good, bad, back, suspect)
+                messages.append(told)
         return messages

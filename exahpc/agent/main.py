@@ -203,8 +203,8 @@ class Agent:
             case events.Serve(slot, incarnation):
                 log.info("slot %d, incarnation %d: ready", slot, incarnation)
                 self._serve(self._replicas[slot])
-            case events.Lost(slot, own_exit):
-                self._traffic.lost(slot, own_exit=own_exit)
+            case events.Lost(slot, own_exit, story):
+                self._traffic.lost(slot, own_exit=own_exit, story=story)
             case events.Stop(slot, _):
                 self._replicas[slot].stop()
             case events.Kill(slot, incarnation, reason):

@@ -45,21 +45,25 @@ log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 0.25
 """Ids without text for the client (no stream, or held back) are told to the entry this often."""
 
+LIFE_SECONDS = 1.0
+"""Who waits for a replica to be emptied is named to its entry this often."""
+
 
 class Relay:
-    """All requests of one agent. `now` is any clock that does not go back, in seconds.
+    """All requests of one agent. `now` is any clock that does not go back, in seconds; version: label of the
+    deployment.
 
     Sequence ids count from 1, so 0 is free for the caller's own use of a replica.
     """
 
-    def __init__(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
-        self._deployment = deployment
+    def __init__(self, deployment: Deployment, tokenizer: Tokenizer, version: str = "") -> None:
+        self._deployment, self._version = deployment, version
         self._tokenizer = tokenizer
         self._slots: dict[int, Capacity] = {}
         self._jobs: dict[bytes | None, dict[str, Job]] = {}
         self._due: dict[Choice, None] = {}  # text for a client
         self._quiet: dict[Choice, None] = {}  # ids for the entry only
-        self._quiet_at = float("-inf")
+        self._quiet_at = self._life_at = float("-inf")
         self._sequence = 0
         self._now = float("-inf")
         self._draining = False
@@ -79,7 +83,7 @@ class Relay:
         capacity = self._slots.get(message.slot)
         if self._draining or capacity is None or capacity.hello.incarnation != message.incarnation:
             return [*actions, busy]
-        if capacity.full:
+        if capacity.alone if message.alone else capacity.full:
             capacity.refused = now
             return [*actions, busy]
         found = self._prepare(message.kind, message.body, message.created, capacity)
@@ -99,17 +103,30 @@ class Relay:
             message.created,
             stream=message.stream,
             begun=not message.first,
+            alone=message.alone,
         )
         waiting = job.unfold(message.resume, self._tokenizer)
-        if waiting and not capacity.fits(waiting[0].need):
+        if waiting and not message.alone and not capacity.fits(waiting[0].need):
             capacity.refused = now
             return [*actions, busy]
         return [*actions, *self._begin(job, capacity, waiting)]
 
     def row(
-        self, key: str, kind: Kind, body: bytes, seed: int, slot: int, now: float, created: int = 0
+        self,
+        key: str,
+        kind: Kind,
+        body: bytes,
+        seed: int,
+        slot: int,
+        now: float,
+        created: int = 0,
+        *,
+        alone: bool = False,
     ) -> list[Action]:
-        """A batch row: the same way, never streamed. It may wait here for room; ask `free` first."""
+        """A batch row: the same way, never streamed. It may wait here for room; ask `free` first.
+
+        alone: the replica is emptied for it.
+        """
         self._now = now
         capacity = self._slots.get(slot)
         if capacity is None or self._draining or key in self._jobs.get(None, {}):
@@ -117,7 +134,7 @@ class Relay:
         found = self._prepare(kind, body, created, capacity)
         if isinstance(found, RequestError):
             return [RowEnded(key, found.status, _error(found), 0, 0)]
-        job = Job(None, key, 0, slot, kind, found, seed, created, stream=False, begun=True)
+        job = Job(None, key, 0, slot, kind, found, seed, created, stream=False, begun=True, alone=alone)
         return self._begin(job, capacity, job.unfold([], self._tokenizer))
 
     def cancel(self, peer: bytes, request: str) -> list[Action]:
@@ -139,14 +156,20 @@ class Relay:
         self._slots[hello.slot] = Capacity(hello, meter)
         return actions
 
-    def replica_gone(self, slot: int, *, own_exit: bool) -> list[Action]:
-        """A replica takes no traffic any more and its sequences are lost: others may go on with them."""
+    def replica_gone(self, slot: int, *, own_exit: bool, story: str = "") -> list[Action]:
+        """A replica takes no traffic any more and its sequences are lost: others may go on with them.
+
+        story: how it ended, for the clients whose requests may be the cause.
+        """
         capacity = self._slots.pop(slot, None)
         if capacity is None:
             return []
         actions: list[Action] = []
+        why = f"replica {slot} was lost under this request"
+        if own_exit:
+            why = f"replica {slot} ended by itself: {story}"
         for job in list(capacity.jobs()):
-            actions += self._lose(job, f"replica {slot} was lost under this request", own_exit=own_exit)
+            actions += self._lose(job, why, own_exit=own_exit)
         return actions
 
     def tokens(self, slot: int, message: Tokens, now: float) -> list[Action]:
@@ -237,10 +260,22 @@ class Relay:
             due |= self._quiet
             self._quiet = {}
         actions = self._frames(due) if due else []
+        if now - self._life_at >= LIFE_SECONDS:
+            self._life_at = now
+            actions += self._signs_of_life()
         for capacity in self._slots.values():
             if capacity.rows:
                 actions += self._start_waiting(capacity)
         return _replicas_first(actions)
+
+    def _signs_of_life(self) -> list[Action]:
+        """Requests whose replica is being emptied for them: their entries must not take them for lost."""
+        return [
+            ToPeer(choice.job.peer, Frames([choice.take_frame()]))
+            for capacity in self._slots.values()
+            for choice in capacity.alone
+            if choice.job.peer is not None and not choice.sequence
+        ]
 
     def drain(self) -> None:
         """From now on every new request is told Busy and every new row is lost; what runs goes on."""
@@ -279,7 +314,8 @@ class Relay:
 
     def _prepare(self, kind: Kind, body: bytes, created: int, capacity: Capacity) -> Prepared | RequestError:
         try:
-            return prepare(kind, body, created, capacity.hello, self._deployment, self._tokenizer)
+            hello, deployment = capacity.hello, self._deployment
+            return prepare(kind, body, created, hello, deployment, self._tokenizer, self._version)
         except RequestError as e:
             return e
         except Exception:  # a defect of ours must not take the other requests of this node down

@@ -73,10 +73,10 @@ class Traffic:
         self._act(self._relay.replica_up(hello))
         self._flush_soon()
 
-    def lost(self, slot: int, *, own_exit: bool) -> None:
+    def lost(self, slot: int, *, own_exit: bool, story: str = "") -> None:
         """What it ran goes back to where it came from."""
         self._serving.discard(slot)
-        self._act(self._relay.replica_gone(slot, own_exit=own_exit))
+        self._act(self._relay.replica_gone(slot, own_exit=own_exit, story=story))
         self._flush_soon()
 
     def close_intake(self) -> None:
@@ -164,9 +164,8 @@ class Traffic:
             slot = max(free, key=free.__getitem__)
             free[slot] -= 1
             kind: Kind = "chat" if row.kind == "chat" else "completion"
-            self._act(
-                self._relay.row(row.key, kind, row.body, row.seed, slot, self._loop.time(), int(time.time()))
-            )
+            now, created = self._loop.time(), int(time.time())
+            self._act(self._relay.row(row.key, kind, row.body, row.seed, slot, now, created, alone=row.alone))
         rows = self._worker.wanted(sum(free.values()))
         if rows:
             self._ask(rows)

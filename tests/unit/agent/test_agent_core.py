@@ -86,7 +86,7 @@ def test_restarts_wait_twice_as_long_each_time_and_then_the_task_is_handed_back(
     now = 0.0
     for number, wait in enumerate((0.5, 1.0, 2.0), 1):
         ready(core, 0, number, now)
-        assert told(core.handle(Ended(0, number, "exit code 1", True), now)) == [Lost(0, True)]
+        assert told(core.handle(Ended(0, number, "exit code 1", True), now)) == [Lost(0, True, "exit code 1")]
         assert told(core.handle(Tick(), now + wait - 0.01)) == []
         now += wait
     ready(core, 0, 4, now)
@@ -114,7 +114,7 @@ def test_deaths_outside_the_window_do_not_count() -> None:
 def test_the_relay_learns_whether_a_replica_died_by_itself(own: bool) -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
-    assert Lost(0, own) in core.handle(Ended(0, 1, "x", own), 1)
+    assert Lost(0, own, "x" if own else "") in core.handle(Ended(0, 1, "x", own), 1)
 
 
 def test_a_step_that_does_not_answer_in_time_is_killed() -> None:
@@ -193,7 +193,8 @@ def test_a_replica_that_dies_by_itself_while_it_drains_is_told_as_such() -> None
     ready(core, 0, 1, 0)
     core.handle(Drain(20, "down", False), 1)
     assert told(core.handle(Tick(frozenset({0})), 2)) == []
-    assert told(core.handle(Ended(0, 1, "exit code 1", True), 3)) == [Lost(0, True), Finish(0, "down", False)]
+    lost = Lost(0, True, "exit code 1")
+    assert told(core.handle(Ended(0, 1, "exit code 1", True), 3)) == [lost, Finish(0, "down", False)]
 
 
 def test_a_lost_socket_waits_for_the_steps_end_then_kills() -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from exahpc.agent.leases import ATTEMPTS, OWN_EXITS, LeaseWorker, Row
+from exahpc.agent.leases import ATTEMPTS, SUSPECT, LeaseWorker, Row
 from exahpc.batch.intervals import ranges_of
 from exahpc.batch.journal import FrameReader, Record
 from exahpc.batch.plan import Parts
@@ -109,11 +110,12 @@ def test_each_incarnation_has_a_journal_of_its_own(parts: Parts) -> None:
 
 
 @pytest.mark.case("B28")
-def test_a_row_whose_replica_died_is_begun_again_then_given_up(parts: Parts) -> None:
+def test_a_row_whose_replica_died_is_begun_again_then_alone_then_given_up(parts: Parts) -> None:
     worker = LeaseWorker("a-0")
     worker.grant(grant(parts, 1, 0, 1))
-    for _ in range(OWN_EXITS):
+    for alone in (False, False, True):
         (row,) = begun(worker)
+        assert row.alone == alone
         worker.lost(row.key, True)
     (message,) = sync(worker)
     assert (message.bad, message.finished) == ([(0, 1)], True)
@@ -121,6 +123,62 @@ def test_a_row_whose_replica_died_is_begun_again_then_given_up(parts: Parts) -> 
     assert record.status == 500
     assert b"3 times by itself" in record.body
     assert record.custom_id == b"r0"
+
+
+def test_rows_that_died_beside_a_killer_run_alone_one_at_a_time_and_succeed(parts: Parts) -> None:
+    worker = LeaseWorker("a-0")
+    worker.grant(grant(parts, 1, 0, 3))
+    worker.grant(grant(parts, 2, 10, 12))
+    for _ in range(SUSPECT):
+        for row in begun(worker):
+            if row.key.startswith("1."):
+                worker.lost(row.key, True)
+    for _ in range(3):
+        (suspect,) = begun(worker)
+        assert suspect.alone
+        assert worker.next_rows(9) == []
+        worker.ended(suspect.key, 200, b"{}", 1, 1)
+    (message,) = (m for m in sync(worker) if m.lease == 1)
+    assert (message.failed, message.finished) == (0, True)
+
+
+def test_an_alone_attempt_that_ended_from_outside_convicts_nobody(parts: Parts) -> None:
+    worker = LeaseWorker("a-0")
+    worker.grant(grant(parts, 1, 0, 1))
+    for own_exit in (True, True, False, False):
+        (row,) = begun(worker)
+        worker.lost(row.key, own_exit)
+    (row,) = begun(worker)
+    assert row.alone
+    end(worker, [row])
+    assert sync(worker)[0].ok == 1
+
+
+def test_suspect_rows_that_are_handed_back_are_named(parts: Parts) -> None:
+    worker = LeaseWorker("a-0")
+    worker.grant(grant(parts, 1, 0, 4))
+    first, second, *_ = begun(worker, 2)
+    worker.drain()
+    worker.lost(first.key, True)
+    worker.lost(second.key, False)
+    (message,) = sync(worker)
+    assert (message.returned, message.suspect) == ([(0, 4)], [(0, 1)])
+
+
+def test_a_lease_may_be_granted_to_run_alone_or_to_be_given_up(parts: Parts) -> None:
+    worker = LeaseWorker("a-0")
+    worker.grant(msgspec.structs.replace(grant(parts, 1, 0, 1), alone=True))
+    (row,) = begun(worker)
+    assert row.alone
+    worker.lost(row.key, False)
+    (row,) = begun(worker)
+    assert row.alone
+    worker.lost(row.key, True)
+    worker.grant(msgspec.structs.replace(grant(parts, 2, 5, 6), given_up="4 agents were lost under it"))
+    messages = [*sync(worker), *sync(worker)]
+    told = {message.lease: message for message in messages if message.bad}
+    assert {lease: message.bad for lease, message in told.items()} == {1: [(0, 1)], 2: [(5, 6)]}
+    assert b"4 agents were lost" in records(parts, told[2])[0].body
 
 
 def test_losing_nodes_is_not_the_rows_fault_but_has_an_end(parts: Parts) -> None:

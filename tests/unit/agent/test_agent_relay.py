@@ -66,13 +66,14 @@ def submit(
     resume: list[Resume] | None = None,
     first: bool = True,
     seed: int = 5,
+    alone: bool = False,
     **body: Any,
 ) -> Submit:
     fields = {"model": "m", "max_tokens": 8, **body}
     fields |= {} if kind == "chat" or "prompt" in fields else {"prompt": "hi"}
     stream = body.get("stream") is True
     data = json.dumps(fields).encode()
-    return Submit(name, attempt, slot, incarnation, kind, data, stream, seed, 17, resume or [], first)
+    return Submit(name, attempt, slot, incarnation, kind, data, stream, seed, 17, resume or [], first, alone)
 
 
 def admits(actions: list[Action]) -> list[Admit]:
@@ -534,3 +535,50 @@ def test_a_drain_gives_rows_back() -> None:
     assert aborts(actions) == [1]
     assert [a for a in actions if isinstance(a, RowLost)] == [RowLost("k", False)]
     assert not made.idle
+
+
+# --- what runs alone ------------------------------------------------------------------------------------------
+
+
+def test_a_replica_is_emptied_for_a_request_that_runs_alone_and_is_full_until_it_has_ended() -> None:
+    made = relay(sequences=4)
+    (a, b) = (admits(made.submit(P, submit(name), 0.0))[0].sequence for name in "ab")
+    assert made.submit(P, submit("s", alone=True, n=2, stream=True), 0.0) == []
+    assert made.free(0) == 0
+    assert told(made.submit(Q, submit("c"), 0.0), Busy)
+    assert told(made.submit(Q, submit("t", alone=True), 0.0), Busy)
+    assert admits(made.tokens(0, Tokens([], [(a, "stop")]), 0.1)) == []
+    (one, two) = admits(made.tokens(0, Tokens([], [(b, "stop")]), 0.2))
+    assert (one.stream, two.stream) == (0, 1)
+    assert told(made.submit(Q, submit("c"), 0.3), Busy)
+    made.tokens(0, Tokens([], [(one.sequence, "stop")]), 0.4)
+    assert told(made.submit(Q, submit("c"), 0.4), Busy)
+    made.tokens(0, Tokens([], [(two.sequence, "stop")]), 0.5)
+    assert admits(made.submit(Q, submit("c"), 0.6))
+
+
+def test_who_waits_to_run_alone_gives_signs_of_life_that_change_nothing() -> None:
+    made = relay()
+    made.submit(P, submit("a"), 0.0)
+    made.submit(P, submit("s", alone=True, stream=True, resume=[Resume(0, ids("ab"), 2)]), 0.0)
+    made.flush(0.0)
+    signs = [f for at in range(1, 40) for f in frames(made.flush(at / 4)) if f.request == "s"]
+    assert 5 <= len(signs) <= 12
+    assert {(f.index, tuple(f.ids), f.sent, f.data) for f in signs} == {(2, (), 2, b"")}
+
+
+def test_a_row_that_runs_alone_waits_for_what_runs_and_starts_though_online_requests_are_refused() -> None:
+    made = relay()
+    (a,) = (admit.sequence for admit in admits(made.submit(P, submit("a"), 0.0)))
+    assert made.row("k", "completion", BODY, 5, 0, 0.0, alone=True) == []
+    assert told(made.submit(Q, submit("b"), 0.1), Busy)
+    assert len(admits(made.tokens(0, Tokens([], [(a, "stop")]), 0.2))) == 1
+    assert told(made.submit(Q, submit("b"), 0.3), Busy)
+
+
+def test_the_story_of_a_replica_that_ended_by_itself_is_told_and_others_are_not_blamed() -> None:
+    for own_exit in (True, False):
+        made = relay()
+        made.submit(P, submit("a"), 0.0)
+        (failed,) = told(made.replica_gone(0, own_exit=own_exit, story="signal 11"), Failed)
+        assert (failed.own_exit, "signal 11" in failed.message) == (own_exit, own_exit)

@@ -39,6 +39,7 @@ from exahpc.wire.messages import (
 from tests.tiny import make_tokenizer
 
 SLOTS, SEQUENCES, KV, CONTEXT = 2, 3, 220, 128
+ALONE = 1000  # seeds from here on belong to requests that run alone, one each
 ALPHABET = ["a", "b", "<", "é", "👩", " "]
 
 
@@ -86,6 +87,8 @@ class Replica:
         assert isinstance(message, Admit)
         assert message.sequence not in self.running
         assert message.new >= 1
+        beside = {admit.seed for admit in self.running.values()} | {message.seed}
+        assert len(beside) == 1 or max(beside) < ALONE, "something runs beside what runs alone"
         self.running[message.sequence] = message
         self.emitted[message.sequence] = 0
         wanted = message.sampling.prompt_logprobs >= 0
@@ -134,6 +137,7 @@ class Ask:
 
     def __init__(self, name: str, body: dict[str, Any], kind: str, seed: int) -> None:
         self.name, self.body, self.kind, self.seed = name, body, kind, seed
+        self.alone = seed >= ALONE
         self.attempt = 0
         self.open = False  # an attempt is with the agent
         self.ids: dict[int, list[int]] = {}
@@ -158,6 +162,7 @@ class Ask:
             17,
             resume,
             not self.data,
+            self.alone,
         )
 
     def expected(self) -> list[tuple[str, str, int]]:
@@ -366,11 +371,21 @@ class RelayMachine(RuleBasedStateMachine):
         usage=st.booleans(),
         slot=st.integers(0, SLOTS - 1),
         seed=st.integers(0, 3),
+        alone=st.sampled_from([False, False, False, True]),
     )
     def ask(
-        self, peer: bytes, body: dict[str, Any], texts: list[str], chat: bool, usage: bool, slot: int, seed: int
+        self,
+        peer: bytes,
+        body: dict[str, Any],
+        texts: list[str],
+        chat: bool,
+        usage: bool,
+        slot: int,
+        seed: int,
+        alone: bool,
     ) -> None:
         self.number += 1
+        seed = ALONE + self.number if alone else seed
         ask = self.make(f"r{self.number}", dict(body), texts, chat, seed)
         if usage and body.get("stream"):
             ask.body["stream_options"] = {"include_usage": True}
@@ -402,10 +417,18 @@ class RelayMachine(RuleBasedStateMachine):
             if not ask.open:
                 self.send(peer, ask, slot)
 
-    @rule(body=bodies, text=prompts, chat=st.booleans(), slot=st.integers(0, SLOTS - 1), seed=st.integers(0, 3))
-    def row(self, body: dict[str, Any], text: str, chat: bool, slot: int, seed: int) -> None:
+    @rule(
+        body=bodies,
+        text=prompts,
+        chat=st.booleans(),
+        slot=st.integers(0, SLOTS - 1),
+        seed=st.integers(0, 3),
+        alone=st.sampled_from([False, False, False, True]),
+    )
+    def row(self, body: dict[str, Any], text: str, chat: bool, slot: int, seed: int, alone: bool) -> None:
         if self.relay.free(slot) > 0:
             self.number += 1
+            seed = ALONE + self.number if alone else seed
             key = f"row{self.number}"
             self.rows[key] = self.make(key, {**body, "stream": False}, [text], chat, seed)
             self.run_row(key, slot)
@@ -413,7 +436,8 @@ class RelayMachine(RuleBasedStateMachine):
     def run_row(self, key: str, slot: int) -> None:
         ask = self.rows[key]
         body = json.dumps(ask.body).encode()
-        self.perform(self.relay.row(key, ask.kind, body, ask.seed, slot, self.now))  # type: ignore[arg-type]
+        actions = self.relay.row(key, ask.kind, body, ask.seed, slot, self.now, alone=ask.alone)  # type: ignore[arg-type]
+        self.perform(actions)
 
     @rule(slot=st.integers(0, SLOTS - 1), failing=st.sampled_from([None] * 9 + [0]))
     def step(self, slot: int, failing: int | None) -> None:

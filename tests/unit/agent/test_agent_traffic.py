@@ -39,7 +39,7 @@ class NotedRelay:
     def replica_up(self, hello: ReplicaHello) -> list[Any]:
         return self._answer(f"up {hello.slot}")
 
-    def replica_gone(self, slot: int, *, own_exit: bool) -> list[Any]:
+    def replica_gone(self, slot: int, *, own_exit: bool, story: str = "") -> list[Any]:
         return self._answer(f"gone {slot} {own_exit}")
 
     def peer_gone(self, peer: bytes) -> list[Any]:
@@ -68,7 +68,9 @@ class NotedRelay:
     def free(self, slot: int) -> int:
         return self.places[slot] - sum(at == slot for _, at in self.rows)
 
-    def row(self, key: str, kind: str, body: bytes, seed: int, slot: int, now: float, created: int) -> list[Any]:
+    def row(
+        self, key: str, kind: str, body: bytes, seed: int, slot: int, now: float, created: int, *, alone: bool
+    ) -> list[Any]:
         self.rows.append((key, slot))
         return []
 
