@@ -25,7 +25,11 @@ from exahpc.wire.folder import Folder
 _log = logging.getLogger("exahpc.broker")
 
 
-def _connect() -> SlurmClient:
+def _connect(folder: Folder, deployment: Deployment) -> SlurmClient:
+    if deployment.launcher.commands == "watch":
+        from exahpc.slurm.remote import Remote
+
+        return Remote(folder.path)
     from exahpc.slurm.choose import choose
 
     client, why = choose()
@@ -38,10 +42,11 @@ def _broker(folder: Folder, deployment: Deployment) -> Broker:
         return Broker(folder, deployment, head_address(deployment), None)
     from exahpc.broker.cluster import Cluster
 
-    return Broker(folder, deployment, head_address(deployment), Cluster(deployment, folder, _connect))
+    cluster = Cluster(deployment, folder, lambda: _connect(folder, deployment))
+    return Broker(folder, deployment, head_address(deployment), cluster)
 
 
-def _requeue_head(deployment: Deployment) -> None:
+def _requeue_head(folder: Folder, deployment: Deployment) -> None:
     """Ask Slurm for it where exit code 75 does not do it."""
     from exahpc.slurm import here
 
@@ -49,7 +54,7 @@ def _requeue_head(deployment: Deployment) -> None:
     if job is None or here.has_requeue_exit(EXIT_REQUEUE):
         return
     try:
-        _connect().requeue(job)
+        _connect(folder, deployment).requeue(job)
     except ExahpcError as error:
         _log.error("the head's job %s cannot be requeued: %s", job, error)
 
@@ -66,7 +71,7 @@ def main(path: Path) -> None:
         deployment = load(folder.toml, str(path / "deployment.toml"))
         code = run(lambda: _broker(folder, deployment))
         if code == EXIT_REQUEUE:
-            _requeue_head(deployment)
+            _requeue_head(folder, deployment)
     except (ExahpcError, OSError) as error:
         _log.error("%s", error)
         code = getattr(error, "exit_code", 1)

@@ -20,6 +20,7 @@ _COMMANDS = {
     "chat": "exahpc.cli.chat:chat",
     "logs": "exahpc.cli.logs:logs",
     "down": "exahpc.cli.down:down",
+    "watch": "exahpc.cli.watch:watch",
     "batch": "exahpc.cli.batch:batch",
     "model": "exahpc.cli.model:model",
     "curve": "exahpc.cli.curve:curve",

@@ -78,7 +78,7 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "idle_seconds": (1, None),
         "pause_seconds": (1, None),
     },
-    Walltime: {"most_lead_seconds": (0, 7 * 86_400), "drain_seconds": (0, 86_400)},
+    Walltime: {"chain": (1, 100), "most_lead_seconds": (0, 7 * 86_400), "drain_seconds": (0, 86_400)},
     Rollout: {
         "canary": (0.001, 1),
         "samples": (1, None),
@@ -214,15 +214,19 @@ def _pool(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> No
         remedy = 'launcher.kind = "local" has one machine: set 1, or use launcher.kind = "slurm"'
         problems.add(f"{at}.nodes_per_replica", pool.nodes_per_replica, remedy)
     _links(at, pool, problems)
-    _scaling(at, pool, problems)
+    _scaling(at, pool, deployment, problems)
     _resources(f"{at}.slurm", pool.slurm, problems)
     _one_kind_of_devices(f"{at}.slurm", deployment.slurm, pool.slurm, problems)
 
 
-def _scaling(at: str, pool: Pool, problems: Problems) -> None:
+def _scaling(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> None:
     least = pool.scaling.least
     if least is not None and problems.clean(f"{at}.scaling.least", f"{at}.replicas") and least > pool.replicas:
         remedy = f"is more than replicas = {pool.replicas}, the most: lower it, or raise replicas"
+        problems.add(f"{at}.scaling.least", least, remedy)
+    holds_head = deployment.head.placement == "first-task" and pool is deployment.pool[0]
+    if least == 0 and holds_head and problems.clean(f"{at}.scaling.least", "head.placement"):
+        remedy = 'must be 1 or more: the head runs in this pool\'s first task (head.placement = "first-task")'
         problems.add(f"{at}.scaling.least", least, remedy)
 
 

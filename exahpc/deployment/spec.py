@@ -13,6 +13,7 @@ from exahpc.deployment.policy import Budget, Health, Length, Rollout, Routing, S
 Dtype = Literal["bfloat16", "float16", "float32"]
 Placement = Literal["job", "first-task", "local"]
 LauncherKind = Literal["slurm", "local"]
+Commands = Literal["head", "watch"]
 Tls = Literal["auto", "on", "off"]
 LinkVia = Literal["device", "host"]
 Quantization = Literal["none", "int8"]
@@ -95,7 +96,7 @@ class Pool(Frozen, frozen=True):
     name: str
     """Name of the pool: letters, digits, '-' and '_'."""
     replicas: int = 1
-    """Replicas of this pool that are wanted."""
+    """Replicas of this pool that are wanted; with `scaling.least`, the most."""
     replicas_per_task: int = 1
     """Replicas that share one node; must be 1 when a replica spans several nodes."""
     nodes_per_replica: int = 1
@@ -129,8 +130,19 @@ class Pool(Frozen, frozen=True):
 
     @property
     def tasks(self) -> int:
-        """Array tasks of the pool."""
+        """Array tasks of the pool; with scaling, the most."""
         return -(-self.replicas // self.replicas_per_task)
+
+    @property
+    def least_tasks(self) -> int:
+        """Tasks that are always wanted: all of them without scaling."""
+        least = self.scaling.least
+        return self.tasks if least is None else -(-least // self.replicas_per_task)
+
+    @property
+    def first_tasks(self) -> int:
+        """Tasks that `up` starts: one at least, which shows that the deployment works."""
+        return max(1, self.least_tasks)
 
     def slots_of_task(self, task: int) -> range:
         """Slots (replica numbers in the pool) that array task `task` holds."""
@@ -217,6 +229,9 @@ class Launcher(Frozen, frozen=True):
     (local launcher: loopback)."""
     python: str | None = None
     """Interpreter on the nodes; default: the one that runs `exahpc up`."""
+    commands: Commands = "head"
+    """Who runs Slurm's commands for the broker: "head", the broker itself; "watch", for sites whose nodes may not
+    run them: `exahpc watch` on a login node."""
 
 
 class Deployment(Frozen, frozen=True):
@@ -258,4 +273,10 @@ class Deployment(Frozen, frozen=True):
 
     @property
     def wanted_replicas(self) -> int:
+        """With scaling, the most."""
         return sum(p.replicas for p in self.pool)
+
+    @property
+    def first_replicas(self) -> int:
+        """Replicas of the tasks that `up` starts."""
+        return sum(min(p.replicas, p.first_tasks * p.replicas_per_task) for p in self.pool)

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
 from exahpc.slurm.api import JobRecord, SlurmClient, Submission
@@ -44,30 +46,45 @@ def submit(
         try:
             job = client.submit(submission)
         except SlurmError as error:
-            for job in jobs_of(book):
+            for job in book.jobs:
                 with contextlib.suppress(SlurmError):
                     client.cancel(job)
             JobBook(None, {}).save(folder.path)
             what = "the head" if name == "head" else f'pool "{name}"'
             raise SlurmError(f"{what} was refused: {error}") from error
-        book = JobBook(job, book.pools) if name == "head" else JobBook(book.head, {**book.pools, name: [job]})
+        book = msgspec.structs.replace(book, head=job) if name == "head" else book.noting(name, job)
         book.save(folder.path)
         told(name, job)
     return book
 
 
-def jobs_of(book: JobBook) -> list[str]:
-    """All job ids of the book, the head's first."""
-    return [*([book.head] if book.head else []), *(job for jobs in book.pools.values() for job in jobs)]
+def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: Path) -> int:
+    """Submit what follows each task of the book, one job after another; returns how many. Raises SlurmError."""
+    book, python = JobBook.load(folder.path), deployment.launcher.python or "python3"
+    count = 0
+    for pool in deployment.pool:
+        for task in range(pool.tasks):
+            before, follows = f"{book.pools[pool.name][0]}_{task}", []
+            for _ in range(deployment.walltime.chain):
+                after = f"afterany:{before}"
+                made = pool_submission(
+                    deployment, pool, folder.path, python, scripts, array=str(task), dependency=after
+                )
+                before = f"{client.submit(made)}_{task}"
+                follows.append(before)
+                book = msgspec.structs.replace(book, chain={**book.chain, f"{pool.name}/{task}": follows})
+                book.save(folder.path)
+                count += 1
+    return count
 
 
 def living(client: SlurmClient, folder: Folder) -> list[JobRecord]:
     """Jobs and array tasks that Slurm still holds. Raises SlurmError when Slurm cannot be asked."""
-    jobs = jobs_of(JobBook.load(folder.path))
+    jobs = JobBook.load(folder.path).jobs
     return [record for record in client.jobs(jobs) if record.state not in ENDED] if jobs else []
 
 
 def cancel(client: SlurmClient, folder: Folder) -> None:
     """Cancel what is left. Raises SlurmError when Slurm cannot be asked."""
-    for job in jobs_of(JobBook.load(folder.path)):
+    for job in JobBook.load(folder.path).jobs:
         client.cancel(job)

@@ -1,7 +1,8 @@
-"""What the rest of the product asks of Slurm: four verbs behind one small interface, held by one contract test.
+"""What the rest of the product asks of Slurm: a few verbs behind one small interface, held by one contract test.
 
 `cli.CommandLine` is the tested core and works on every site; `pyslurm_client.PySlurm` is the adapter for sites
-whose Slurm matches the installed pyslurm. `choose()` picks one and says which and why.
+whose Slurm matches the installed pyslurm; `choose()` picks one and says which and why. `remote.Remote` has both
+work done elsewhere, by `exahpc watch` on a login node.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ JobState = Literal["pending", "running", "completing", "requeued", "suspended", 
 class JobRecord(msgspec.Struct, frozen=True):
     """One job or array task. id: "1234" or "1234_5", always usable in scontrol and scancel.
 
-    raw: Slurm's own words for the state; reason: why it waits; nodes: host names; restarts: times requeued.
+    raw: Slurm's own words for the state; reason: why it waits; nodes: host names; restarts: times requeued; end:
+    Unix time at which Slurm ends a running job, 0 when it has no limit or is not running.
     """
 
     id: str
@@ -30,6 +32,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     reason: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
+    end: float = 0.0
 
     @property
     def array(self) -> str:
@@ -98,4 +101,8 @@ class SlurmClient(Protocol):
 
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         """Cancel (or signal) a job, an array, or one task. Cancelling a job that has ended is no error."""
+        ...
+
+    def topology(self) -> dict[str, str]:
+        """Node -> its leaf switch; empty where the site tells none."""
         ...

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from exahpc.errors import SlurmError
-from exahpc.slurm import squeue
+from exahpc.slurm import squeue, topology
 from exahpc.slurm.api import JobRecord, RequeueDisabled, Submission
 from exahpc.slurm.process import Answer, ask, call
 from exahpc.slurm.squeue import Row
@@ -213,6 +213,16 @@ class CommandLine:
         answer = ask(("scancel", *(("--batch", f"--signal={signal}") if signal else ()), job))
         if not answer.ok and not answer.says("invalid job id", "already completing or completed"):
             raise answer.failure(f"{job} was not cancelled")
+
+    # --- site ------------------------------------------------------------------------------------------------
+
+    def topology(self) -> dict[str, str]:
+        answer = ask(("scontrol", "--oneliner", "show", "topology"))
+        if answer.ok:
+            return topology.leaves(answer.out)
+        if answer.says("no topology", "not supported", "invalid"):
+            return {}
+        raise answer.failure("the topology is not to be had")
 
 
 def _user() -> str:

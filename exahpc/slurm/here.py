@@ -23,6 +23,12 @@ def task_id(environ: Mapping[str, str] | None = None) -> str | None:
     return environ.get("SLURM_JOB_ID") or None
 
 
+def end_time(environ: Mapping[str, str] | None = None) -> float:
+    """Unix time at which Slurm ends this job; 0 where it does not say (an older Slurm, no limit)."""
+    text = (os.environ if environ is None else environ).get("SLURM_JOB_END_TIME", "")
+    return float(text) if text.isdigit() else 0.0
+
+
 def restarts(environ: Mapping[str, str] | None = None) -> int:
     """Times that Slurm has requeued this job."""
     text = (os.environ if environ is None else environ).get("SLURM_RESTART_COUNT", "")

@@ -11,10 +11,12 @@ from exahpc.wire.folder import write_atomic
 
 
 class JobBook(msgspec.Struct, frozen=True):
-    """head: job of the head, if it has one; pools: array ids of each pool, oldest first."""
+    """head: job of the head, if it has one; pools: array ids of each pool, oldest first; chain: "pool/task" -> its
+    successors that were submitted in advance ("<array>_<task>"), in their order."""
 
     head: str | None
     pools: dict[str, list[str]]
+    chain: dict[str, list[str]] = {}
 
     @staticmethod
     def load(folder: Path) -> JobBook:
@@ -28,6 +30,27 @@ class JobBook(msgspec.Struct, frozen=True):
             raise DeploymentError(
                 f"{path} is damaged ({error}): find the jobs with `squeue --me`, cancel them, and remove the file"
             ) from None
+
+    @property
+    def jobs(self) -> list[str]:
+        """All ids: the head's first."""
+        arrays = [job for jobs in self.pools.values() for job in jobs]
+        chained = [job.partition("_")[0] for jobs in self.chain.values() for job in jobs]
+        return [*([self.head] if self.head else []), *dict.fromkeys([*arrays, *chained])]
+
+    def noting(self, pool: str, array: str) -> JobBook:
+        """With one more array of this pool."""
+        known = self.pools.get(pool, [])
+        if array in known:
+            return self
+        return msgspec.structs.replace(self, pools={**self.pools, pool: [*known, array]})
+
+    def without(self, arrays: set[str]) -> JobBook:
+        """Without arrays that are over. The first of each pool stays: it names tasks that were never heard of."""
+        pools = {
+            pool: jobs[:1] + [job for job in jobs[1:] if job not in arrays] for pool, jobs in self.pools.items()
+        }
+        return msgspec.structs.replace(self, pools=pools)
 
     def save(self, folder: Path) -> None:
         """Replace the file whole. Job ids must survive anything, so it is written through to the disk."""

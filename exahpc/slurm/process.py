@@ -68,8 +68,8 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         for name, value in base.items()
         if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SRUN_"))
     }
-    # BITSTR_LEN: pending tasks of an array are never abbreviated
-    return {**kept, "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
+    # BITSTR_LEN: pending tasks of an array are never abbreviated; TIME_FORMAT: Unix seconds
+    return {**kept, "LC_ALL": "C", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 
 
 def call(argv: Sequence[str], *, timeout: float = TIMEOUT) -> Answer:

@@ -134,6 +134,7 @@ def rows_of(job: Any) -> list[Row]:
     nodes = str(job.allocated_nodes or "")
     reason = str(job.state_reason or "")
     requeueable = bool(job.is_requeueable)
+    end = int(job.end_time or 0)
     array, waiting = job.array_id, job.array_tasks_waiting
     if not array:
         names = [str(job.id)]
@@ -141,7 +142,7 @@ def rows_of(job: Any) -> list[Row]:
         names = list(expand(f"{array}_[{str(waiting).partition('%')[0]}]"))
     else:  # pyslurm says None for task 0
         names = [f"{array}_{job.array_task_id or 0}"]
-    return [Row(name, raw, count, requeueable, nodes, reason) for name in names]
+    return [Row(name, raw, count, requeueable, nodes, reason, end) for name in names]
 
 
 def description(submission: Submission) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from exahpc.slurm.states import state_of
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of squeue. id: "1234" or "1234_5"."""
+    """One line of squeue. id: "1234" or "1234_5"; end: Unix time of its end, expected or past, 0 when not told."""
 
     id: str
     raw: str
@@ -22,11 +22,13 @@ class Row(msgspec.Struct, frozen=True):
     requeueable: bool
     nodes: str
     reason: str
+    end: int = 0
 
     def record(self) -> JobRecord:
         reason = "" if self.reason in ("None", "none", "(null)") else self.reason
         state = state_of(self.raw, restarts=self.restarts, requeueable=self.requeueable)
-        return JobRecord(self.id, state, self.raw, reason, expand(self.nodes), self.restarts)
+        end = float(self.end) if state == "running" else 0.0
+        return JobRecord(self.id, state, self.raw, reason, expand(self.nodes), self.restarts, end)
 
 
 class Call(ABC):
@@ -52,6 +54,7 @@ class _Wide(Call):
         ("State", 32),
         ("RestartCnt", 12),
         ("Requeue", 8),
+        ("EndTime", 24),
         ("NodeList", 8192),
         ("Reason", 256),
     )
@@ -74,10 +77,10 @@ class _Wide(Call):
             for _, width in self._COLUMNS:
                 values.append(line[start : start + width].strip())
                 start += width
-            job, raw, restarts, requeue, nodes, reason = values
+            job, raw, restarts, requeue, end, nodes, reason = values
             if _is_id(job) and raw:
                 count = int(restarts) if restarts.isdigit() else 0
-                rows.append(Row(job, raw.split()[0], count, requeue != "0", nodes, reason))
+                rows.append(Row(job, raw.split()[0], count, requeue != "0", nodes, reason, _seconds(end)))
         return rows
 
 
@@ -90,16 +93,22 @@ class _Plain(Call):
         self._flags = flags
 
     def argv(self, ids: Sequence[str]) -> tuple[str, ...]:
-        return ("squeue", "--noheader", *self._flags, f"--jobs={','.join(ids)}", "--format=%i|%T|%N|%r")
+        return ("squeue", "--noheader", *self._flags, f"--jobs={','.join(ids)}", "--format=%i|%T|%N|%e|%r")
 
     def parse(self, text: str) -> list[Row]:
         rows = []
         for line in text.splitlines():
-            values = [value.strip() for value in line.split("|", 3)]
-            if len(values) == 4 and values[1]:
-                _, raw, nodes, reason = values
-                rows += [Row(job, raw.split()[0], 0, True, nodes, reason) for job in _ids(values[0])]
+            values = [value.strip() for value in line.split("|", 4)]
+            if len(values) == 5 and values[1]:
+                _, raw, nodes, end, reason = values
+                word, until = raw.split()[0], _seconds(end)
+                rows += [Row(job, word, 0, True, nodes, reason, until) for job in _ids(values[0])]
         return rows
+
+
+def _seconds(text: str) -> int:
+    """Of a time as `process.environment` has Slurm write it; 0 for "N/A"."""
+    return int(text) if text.isdigit() else 0
 
 
 def _is_id(text: str) -> bool:

@@ -39,6 +39,9 @@ class FakeSlurm:
     def requeue(self, job: str, *, exclude: str | None = None) -> None:
         raise AssertionError("nothing is requeued here")
 
+    def topology(self) -> dict[str, str]:
+        return {}
+
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self.cancelled.append(job)
 

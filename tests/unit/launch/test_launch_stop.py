@@ -33,6 +33,9 @@ class FakeSlurm:
         self.asked.append(self.now)
         return [JobRecord(i, "completed" if self.now >= self.ends else "running", "RUNNING") for i in ids]
 
+    def topology(self) -> dict[str, str]:
+        return {}
+
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self.cancelled.append(job)
         self.ends = min(self.ends, self.now + self.stubborn)

@@ -54,7 +54,14 @@ class FakeSlurm:
 
 
 def wide(
-    job: str, state: str, *, restarts: int = 0, requeue: int = 1, nodes: str = "", reason: str = "None"
+    job: str,
+    state: str,
+    *,
+    restarts: int = 0,
+    requeue: int = 1,
+    nodes: str = "",
+    reason: str = "None",
+    end: str = "N/A",
 ) -> str:
     """One line as squeue --Format writes it."""
-    return f"{job:<64}{state:<32}{restarts:<12}{requeue:<8}{nodes:<8192}{reason:<256}\n"
+    return f"{job:<64}{state:<32}{restarts:<12}{requeue:<8}{end:<24}{nodes:<8192}{reason:<256}\n"

@@ -31,6 +31,25 @@ def test_a_record_holds_nodes_reason_and_restarts(slurm: FakeSlurm) -> None:
     assert CommandLine().jobs(["7"]) == [JobRecord("7_0", "running", "RUNNING", "", ("gpu07", "gpu08", "x1"), 2)]
 
 
+def test_a_running_job_tells_when_slurm_ends_it(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", "--jobs=7", wide("7_0", "RUNNING", end="1795993565") + wide("7_1", "PENDING", end="90"))
+    slurm.says("squeue", "--jobs=8", wide("8_0", "RUNNING", end="N/A") + wide("8_1", "COMPLETED", end="90"))
+    assert [record.end for record in CommandLine().jobs(["7"])] == [1795993565.0, 0.0]
+    assert [record.end for record in CommandLine().jobs(["8"])] == [0.0, 0.0]
+
+
+def test_a_node_hangs_on_its_leaf_switch(slurm: FakeSlurm) -> None:
+    leaves = "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=x\n"
+    spine = "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-2],x Switches=leaf[1-2]\n"
+    slurm.says("scontrol", "show topology", leaves + spine)
+    assert CommandLine().topology() == {"n1": "leaf1", "n2": "leaf1", "x": "leaf2"}
+
+
+def test_a_site_that_tells_no_topology_has_none(slurm: FakeSlurm) -> None:
+    slurm.says("scontrol", "show topology", "No topology information available\n")
+    assert CommandLine().topology() == {}
+
+
 def test_reasons_with_blanks_stay_whole(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "", wide("7", "PENDING", reason="job requeued in held state"))
     assert CommandLine().jobs(["7"])[0].reason == "job requeued in held state"
@@ -53,7 +72,7 @@ def test_a_squeue_without_the_wanted_flags_is_asked_in_plainer_ways(slurm: FakeS
     slurm.says("squeue", "--Format", code=1, error="squeue: error: Invalid job format specification: RestartCnt")
     slurm.says("squeue", "--states=all", code=1, error="squeue: unrecognized option '--states=all'")
     slurm.says("squeue", "--array", code=1, error="squeue: unrecognized option '--array'")
-    slurm.says("squeue", "--format", "7_[0,2-3%1]|PENDING||Resources\n7_1|RUNNING|n[1-2]|None\n")
+    slurm.says("squeue", "--format", "7_[0,2-3%1]|PENDING||N/A|Resources\n7_1|RUNNING|n[1-2]|90|None\n")
     client = CommandLine()
     for _ in range(2):
         assert states(client, "7") == [

@@ -22,13 +22,14 @@ def job(**values: Any) -> SimpleNamespace:
         "requeue_count": 0,
         "is_requeueable": True,
         "allocated_nodes": "n[1-2]",
+        "end_time": 90,
     }
     return SimpleNamespace(**{**known, **values})
 
 
 def test_a_job_alone_has_its_plain_id() -> None:
     (row,) = rows_of(job(requeue_count=2))
-    assert (row.id, row.record().nodes, row.record().restarts) == ("7", ("n1", "n2"), 2)
+    assert (row.id, row.record().nodes, row.record().restarts, row.record().end) == ("7", ("n1", "n2"), 2, 90.0)
 
 
 def test_task_zero_is_told_although_pyslurm_says_none() -> None:
