@@ -38,6 +38,10 @@ class _Agent:
     present: bool = True
     replicas: dict[int, Replica] = field(default_factory=dict)
 
+    @property
+    def ready(self) -> int:
+        return sum(replica.told.phase == "ready" for replica in self.replicas.values())
+
 
 class Health:
     """State of all replicas. Times in seconds of the fleet's clock."""
@@ -69,18 +73,21 @@ class Health:
 
     def up(self, key: str, group: Hashable, node: str) -> None:
         """An agent is alive. What was known of its replicas on another node does not count."""
+        self.down(key)
         agent = self._agents.get(key)
         if agent is None or agent.node != node:
             for slot in agent.replicas if agent else ():
                 self._ill.pop((key, slot), None)
             agent = self._agents[key] = _Agent(group, node)
         agent.group, agent.present = group, True
+        self._ready += agent.ready
 
     def down(self, key: str) -> None:
         """An agent works no more: until it is back, its replicas count for nothing."""
         agent = self._agents.get(key)
-        if agent is not None:
+        if agent is not None and agent.present:
             agent.present = False
+            self._ready -= agent.ready
             self._quiet -= {(key, slot) for slot in agent.replicas}
 
     def heard(self, key: str, told: Iterable[ReplicaState], now: float) -> list[Order]:
@@ -89,6 +96,7 @@ class Health:
         if agent is None:
             return []
         orders: list[Order] = []
+        self._ready -= agent.ready
         for state in told:
             replica = agent.replicas.get(state.slot)
             if replica is None:
@@ -102,6 +110,7 @@ class Health:
             else:
                 continue  # the last words of an older one
             orders += self._listen(replica, now)
+        self._ready += agent.ready
         return orders
 
     def tick(self, now: float) -> list[Order]:
@@ -201,7 +210,6 @@ class Health:
                 group = groups.setdefault(agent.group, [])
                 group += (r for r in agent.replicas.values() if r.slow or r.told.phase == "ready")
         everyone = [replica for group in groups.values() for replica in group]
-        self._ready = sum(replica.told.phase == "ready" for replica in everyone)
         room = allowed(self._keys, len(everyone)) - sum(replica.slow for replica in everyone)
         orders: list[Order] = []
         for group in groups.values():

@@ -62,23 +62,23 @@ def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> li
     room: how many more may be tripped; of this group, never more than its own share, nor the last one.
     """
     ready = [replica for replica in group if replica.told.phase == "ready"]
-    fresh = [replica for replica in ready if _fresh(replica, keys)]
-    norm = Norm.of((replica.told.service, replica.bad) for replica in fresh if replica.serving)
+    fresh = [(replica, news) for replica in ready if (news := _news(replica, keys)) is not None]
+    norm = Norm.of((news, replica.bad) for replica, news in fresh if replica.serving)
     signs: list[tuple[Replica, Sign, str]] = []
     hot: list[tuple[float, Replica]] = []
-    for replica in fresh:
-        slower, worse = norm.slower(replica.told.service), norm.worse(replica.bad)
+    for replica, news in fresh:
+        slower, worse = norm.slower(news), norm.worse(replica.bad)
         warm = norm.size >= 2 and (slower >= (1 + keys.hot) / 2 or worse)
         replica.note(hot=norm.size >= 3 and (slower >= keys.hot or worse), warm=warm, now=now)
         match replica.state:
             case "probing" if warm:
-                signs.append((replica, "hot", norm.why(replica.told.service, replica.bad)))
+                signs.append((replica, "hot", norm.why(news, replica.bad)))
             case "probing":
                 signs.append((replica, "cool", "answered its probes well"))
             case "healthy" | "degraded" if replica.hot >= keys.windows:
                 hot.append((slower, replica))
             case "healthy" if warm:
-                signs.append((replica, "warm", norm.why(replica.told.service, replica.bad)))
+                signs.append((replica, "warm", norm.why(news, replica.bad)))
             case "degraded" if replica.cool >= keys.windows:
                 signs.append((replica, "cool", "like its peers again"))
     room = min(room, allowed(keys, len(group)) - sum(replica.slow for replica in group))
@@ -98,17 +98,20 @@ def allowed(keys: Health, replicas: int) -> int:
     return max(1, int(keys.most_tripped * replicas))
 
 
-def _fresh(replica: Replica, keys: Health) -> bool:
-    """Whether there is enough news of it to judge it by."""
+def _news(replica: Replica, keys: Health) -> Service | None:
+    """The figures to judge it by, without latencies where too few requests were measured; None when there is
+    nothing new."""
     probing = replica.state == "probing"
-    moved = replica.moves()
-    ended, bad = replica.answers()
     need = keys.probes if probing else max(1, keys.window_requests // 4)
-    if ended >= need:
+    measured = replica.moves() and replica.told.service.samples >= need
+    ended, bad = replica.answers()
+    counted = ended >= need
+    if counted:
         replica.bad = bad / ended
         replica.count()
-        return True
-    return moved and not probing and replica.told.service.samples >= need
+    if not counted and (probing or not measured):
+        return None
+    return replica.told.service if measured else Service()
 
 
 def _median(values: list[float]) -> float:
