@@ -63,13 +63,19 @@ class Returned(Event, frozen=True):
     rows: Ranges
 
 
+class Blamed(Event, frozen=True):
+    """An agent was lost with these rows, or a replica ended by itself under them: they may be the cause."""
+
+    rows: Ranges
+
+
 class Closed(Event, frozen=True):
     """A lease has ended; whatever it still held went back to the pool."""
 
     lease: int
 
 
-AnyEvent = Opened | Granted | Commit | Returned | Closed
+AnyEvent = Opened | Granted | Commit | Returned | Blamed | Closed
 
 
 def _numbers(folder: Path) -> list[int]:

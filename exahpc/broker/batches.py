@@ -170,9 +170,10 @@ class Batches:
                     entry.events.append(event)
                     if entry.loaded is not None:
                         entry.loaded.committed.note(event)
-                case Grant(_, batch, lease, first, last):
+                case Grant(_, batch, lease, first, last, alone, given_up):
                     folder = str(self._batches[batch].parts.path)
-                    self._grants.append(LeaseGrant(self._epoch, lease, batch, folder, first, last))
+                    grant = LeaseGrant(self._epoch, lease, batch, folder, first, last, alone, given_up)
+                    self._grants.append(grant)
                 case Revoke(agent, lease, soft):
                     self._revokes.append((agent, LeaseRevoke(self._epoch, lease, soft)))
                 case Salvage(agent, batch):

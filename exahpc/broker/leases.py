@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from exahpc.batch.book import Book, Lease
-from exahpc.batch.commits import AnyEvent, Closed, Commit, Granted, Returned
+from exahpc.batch.book import GIVEN_UP, Book, Lease
+from exahpc.batch.commits import AnyEvent, Blamed, Closed, Commit, Granted, Returned
 from exahpc.batch.intervals import Intervals, Ranges
 from exahpc.batch.salvage import Found
 from exahpc.errors import StateError
@@ -40,6 +40,8 @@ class Grant:
     lease: int
     first: int
     last: int
+    alone: bool = False
+    given_up: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,21 +106,42 @@ class Leases:
     def want(self, agent: str, rows: int, now: float) -> list[Action]:
         """The agent has room for `rows` more rows."""
         self._asked[agent] = _Ask(now, 0)
-        actions: list[Action] = []
+        actions = self._isolated(agent, now)
         for batch, (book, number) in self._books.items():
             share = -(-len(book.pending) // (2 * self._active(now)))
             left = min(rows, LARGEST_LEASE, max(1, share)) if book.pending else 0
             while left and len(actions) < 2 * _GRANTS and (taken := book.pending.first(left)):
-                self._issued += 1
-                if self._issued >= 1 << 31:
-                    raise StateError("this broker has granted 2**31 leases: restart it")
-                lease = (number & 0x3FFF) << 49 | (self._epoch & 0x3FFFF) << 31 | self._issued
+                lease = self._number(number)
                 actions.append(self._log(batch, Granted(lease, agent, *taken), now))
                 actions.append(Grant(agent, batch, lease, *taken))
                 left -= taken[1] - taken[0]
                 rows -= taken[1] - taken[0]
                 self._asked[agent].got += taken[1] - taken[0]
         return actions
+
+    def _isolated(self, agent: str, now: float) -> list[Action]:
+        """One row that may be what ends agents, for an agent that has none: no other such row can be to blame."""
+        if not any(book.isolated for book, _ in self._books.values()):
+            return []
+        if any(lease.alone for _, lease in self._all() if lease.agent == agent):
+            return []
+        for batch, (book, number) in self._books.items():
+            if (row := book.isolated.first(1)) is not None:
+                given_up = ""
+                if book.given_up(row[0]):
+                    given_up = f"given up: {GIVEN_UP} times an agent was lost with this row, or a replica under it"
+                lease = self._number(number)
+                self._asked[agent].got += 1
+                granted = self._log(batch, Granted(lease, agent, *row), now)
+                return [granted, Grant(agent, batch, lease, *row, alone=True, given_up=given_up)]
+        return []
+
+    def _number(self, number: int) -> int:
+        """A fresh lease's. number: of the broker's commit journal."""
+        self._issued += 1
+        if self._issued >= 1 << 31:
+            raise StateError("this broker has granted 2**31 leases: restart it")
+        return (number & 0x3FFF) << 49 | (self._epoch & 0x3FFFF) << 31 | self._issued
 
     def _active(self, now: float) -> int:
         return max(1, sum(now - ask.when < _ACTIVE_SECONDS for ask in self._asked.values()))
@@ -138,6 +161,8 @@ class Leases:
         if rows or bad:
             commit = Commit(message.lease, message.journal, message.start, message.end, rows, bad)
             actions.append(self._log(message.batch, commit, now))
+        if suspect := lease.held.common(message.suspect):
+            actions.append(self._log(message.batch, Blamed(suspect), now))
         if (back := lease.held.common(message.returned)) and not message.finished:
             actions.append(self._log(message.batch, Returned(message.lease, back), now))
         if message.finished and message.lease in book.leases:
@@ -178,6 +203,7 @@ class Leases:
                 actions.append(self._log(batch, commit, now))
         for lease in list(book.leases.values()):
             if lease.agent == agent and lease.closing:
+                actions.append(self._log(batch, Blamed(list(lease.held)), now))
                 actions.append(self._log(batch, Closed(lease.lease), now))
         return actions
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from exahpc.batch.book import Book
-from exahpc.batch.commits import AnyEvent, Closed, Commit, Granted, Returned
+from exahpc.batch.book import GIVEN_UP, Book
+from exahpc.batch.commits import AnyEvent, Blamed, Closed, Commit, Granted, Returned
 from exahpc.batch.intervals import Intervals, count, ranges_of
 from exahpc.batch.salvage import Found
 from exahpc.broker.leases import LARGEST_LEASE, Action, Grant, Leases, Log, Revoke, Salvage
@@ -163,7 +163,9 @@ class LeasesMachine(RuleBasedStateMachine):
         if not hasattr(self, "rows"):
             return
         where: dict[int, int] = defaultdict(int)
-        for place in [self.book.pending, *(le.held for le in self.book.leases.values()), Intervals(BAD_ROWS)]:
+        book = self.book
+        held = (lease.held for lease in book.leases.values())
+        for place in [book.pending, book.isolated, *held, Intervals(BAD_ROWS)]:
             for first, last in place:
                 for row in range(first, last):
                     where[row] += 1
@@ -176,7 +178,7 @@ class LeasesMachine(RuleBasedStateMachine):
                             where[row] += 1
                             assert records[row] == ok, "the named bytes hold the record"
         assert where == dict.fromkeys(range(self.rows), 1)
-        assert self.book.ok + self.book.failed + self.book.leased + len(self.book.pending) == self.rows
+        assert self.book.ok + self.book.failed + self.book.leased + self.book.waiting == self.rows
 
     def teardown(self) -> None:
         """Whatever happened: with living agents the batch ends."""
@@ -202,6 +204,75 @@ class LeasesMachine(RuleBasedStateMachine):
 
 TestLeases = LeasesMachine.TestCase
 TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_row_that_ends_every_agent_that_runs_it_is_given_up_and_its_neighbours_are_not(restarts: bool) -> None:
+    killer, rows, events = 17, 60, list[AnyEvent]()
+    leases, epoch, now, deaths = Leases(1), 1, 0.0, 0
+    leases.open("x", Book(rows, []), 1, now)
+    held: dict[str, dict[int, Grant]] = {"a/0": {}, "a/1": {}, "a/2": {}}
+    given_up: list[int] = []
+
+    def perform(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Log):
+                events.append(action.event)
+            elif isinstance(action, Grant):
+                held[action.agent][action.lease] = action
+
+    for _ in range(200):
+        now += 1.0
+        for name, own in held.items():
+            perform(leases.want(name, 8, now))
+            ill = [g for g in own.values() if g.first <= killer < g.last and not g.given_up]
+            assert sum(grant.alone for grant in own.values()) <= 1
+            if ill:
+                deaths += 1
+                own.clear()
+                if restarts:
+                    epoch += 1
+                    book = Book(rows, [])
+                    for event in events:
+                        book.apply(event, now)
+                    leases = Leases(epoch)
+                    leases.open("x", book, epoch, now)
+                    for other, grants_there in held.items():
+                        perform(leases.hello(other, list(grants_there), now))
+                else:
+                    perform(leases.agent_lost(name, now))
+                perform(leases.salvaged(name, "x", [], now))
+                continue
+            for lease, grant in list(own.items()):
+                whole = [(grant.first, grant.last)]
+                ok, bad = ([], whole) if grant.given_up else (whole, [])
+                given_up += range(grant.first, grant.last) if grant.given_up else ()
+                counts = count(ok), count(bad)
+                perform(leases.progress(name, LeaseProgress(lease, "x", "j", 0, 9, *counts, True, ok, bad), now))
+                own.pop(lease)
+    book = Book(rows, [])
+    for event in events:
+        book.apply(event, 0.0)
+    assert book.done
+    assert (book.failed, given_up, deaths) == (1, [killer], GIVEN_UP)
+
+
+def test_rows_that_are_handed_back_in_order_are_never_blamed() -> None:
+    leases = opened(4)
+    for _ in range(3 * GIVEN_UP):
+        (grant,) = [a for a in leases.want("a/0", 1, 0.0) if isinstance(a, Grant)]
+        assert (grant.alone, grant.given_up) == (False, "")
+        back = [(grant.first, grant.last)]
+        leases.progress("a/0", LeaseProgress(grant.lease, "x", "", 0, 0, 0, 0, True, returned=back), 0.0)
+
+
+def test_a_row_under_which_replicas_ended_counts_as_if_its_agent_was_lost() -> None:
+    leases = opened(2)
+    for alone in (False, False, True):
+        (grant, *_) = [a for a in leases.want("a/0", 1, 0.0) if isinstance(a, Grant) and a.first == 0]
+        assert grant.alone == alone
+        told = LeaseProgress(grant.lease, "x", "", 0, 0, 0, 0, True, returned=[(0, 1)], suspect=[(0, 1)])
+        leases.progress("a/0", told, 0.0)
 
 
 def opened(rows: int) -> Leases:
@@ -244,7 +315,8 @@ def test_a_lease_without_progress_is_taken_back() -> None:
     (lease,) = [a.lease for a in leases.want("a/0", 1, 0.0) if isinstance(a, Grant)]
     assert leases.tick(1799.0) == []
     assert leases.tick(1801.0) == [Revoke("a/0", lease), Salvage("a/0", "x")]
-    assert [a.event for a in leases.salvaged("a/0", "x", [], 1802.0) if isinstance(a, Log)] == [Closed(lease)]
+    events = [a.event for a in leases.salvaged("a/0", "x", [], 1802.0) if isinstance(a, Log)]
+    assert events == [Blamed([(0, 1)]), Closed(lease)]
 
 
 def test_an_agent_that_never_says_hello_to_the_new_broker_loses_its_leases_after_the_grace() -> None:
