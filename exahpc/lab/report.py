@@ -68,18 +68,23 @@ def as_csv(curve: Curve) -> str:
     return text.getvalue()
 
 
-def plot(curve: Curve, paths: list[Path]) -> None:
-    """The picture, in the format of each path's suffix. Raises ExahpcError when matplotlib is missing."""
+def figure(rows: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """(figure, its axes one below the other). Raises ExahpcError when matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise ExahpcError("no picture without matplotlib: pip install 'exahpc[plot]'") from None
+    made = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(made)
+    return made, made.subplots(rows, sharex=True)
+
+
+def plot(curve: Curve, paths: list[Path]) -> None:
+    """The picture, in the format of each path's suffix. Raises ExahpcError when matplotlib is missing."""
+    picture, (speed, latency, memory) = figure(3, (7, 8))
     rows = [row(curve, one) for one in curve.levels]
     x = [r["concurrency"] for r in rows]
-    figure = Figure(figsize=(7, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    speed, latency, memory = figure.subplots(3, sharex=True)
     speed.plot(x, [r["tokens_per_s"] for r in rows], "o-", color="tab:blue")
     speed.set_ylabel("tokens/s")
     speed.set_ylim(bottom=0)
@@ -115,7 +120,7 @@ def plot(curve: Curve, paths: list[Path]) -> None:
         fontsize="medium",
     )
     for path in paths:
-        figure.savefig(path, dpi=150)
+        picture.savefig(path, dpi=150)
 
 
 def _numbers(rows: list[dict[str, Any]], key: str, factor: float) -> list[float]:

@@ -1,0 +1,183 @@
+"""The simulated requests of one agent: the rules of the real relay on emulated replicas, without text.
+
+A request's frames leave with its first token, every few seconds, and when it is interrupted: what a client would
+have got in between follows from the model.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+from exahpc.agent.choice import Choice
+from exahpc.entry.fleet import Agent
+from exahpc.lab.emulated.model import Batch
+from exahpc.lab.simulate.outcomes import Client
+from exahpc.lab.simulate.replica import Replica, Work
+from exahpc.lab.simulate.timeline import Timeline
+from exahpc.wire.messages import Busy, Done, Failed, Frame, Load, Submit
+
+if TYPE_CHECKING:
+    from exahpc.lab.simulate.gateway import Gateway
+
+PROGRESS = 5.0
+"""Seconds after which a long answer tells the entry how far it is. (The product: with every token.)"""
+
+
+class Relay:
+    """replicas: that serve, by slot; version: of the deployment that they serve; draining: nothing new; touched:
+    slots whose books changed since somebody cleared it; stirred: the same of any."""
+
+    def __init__(self, timeline: Timeline, version: str) -> None:
+        self._timeline = timeline
+        self._version = version
+        self.replicas: dict[int, Replica] = {}
+        self.draining = self.stirred = False
+        self.touched: set[int] = set()
+        self._sequence = 0
+        self._works: dict[str, Work] = {}  # request ids are unique in a simulation
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    def submit(self, gateway: Gateway, agent: Agent, message: Submit, client: Client) -> None:
+        """As `agent.relay.Relay.submit`."""
+        replica = self.replicas.get(message.slot)
+        if self.draining or replica is None or replica.incarnation != message.incarnation:
+            gateway.busy(agent, Busy(message.request, message.attempt))
+            return
+        now = self._timeline.now
+        capacity = replica.capacity
+        if capacity.full or not replica.fits(client.prompt + client.new):
+            capacity.refused = now
+            gateway.busy(agent, Busy(message.request, message.attempt))
+            return
+        self.cancel(message.request)
+        self._advance(replica, now)
+        self._sequence += 1
+        work = Work(gateway, agent, message, client)
+        self._works[message.request] = work
+        replica.admit(work, self._sequence, now)
+        self.touched.add(replica.slot)
+        self.stirred = True
+        self._plan(replica)
+
+    def cancel(self, request: str) -> None:
+        """The client left: no answer."""
+        work = self._works.pop(request, None)
+        if work is not None:
+            replica = work.replica
+            self._advance(replica, self._timeline.now)
+            replica.batch.abort(work.sequence, self._timeline.now)
+            replica.capacity.leave(cast(Choice, work))
+            self._plan(replica)
+
+    # --- replicas --------------------------------------------------------------------------------------------
+
+    def serve(self, replica: Replica) -> None:
+        self.replicas[replica.slot] = replica
+
+    def lost(self, slot: int, why: str, *, own_exit: bool) -> bool:
+        """What ran there may go on elsewhere. False when nothing served in this slot."""
+        replica = self.replicas.pop(slot, None)
+        if replica is None:
+            return False
+        self._advance(replica, self._timeline.now)
+        replica.living = False
+        replica.count()
+        for work in list(cast("dict[int, Work]", replica.capacity.running).values()):
+            self._works.pop(work.request, None)
+            self._progress(work)
+            failed = Failed(work.request, work.attempt, 503, why, retry=True, own_exit=own_exit)
+            work.gateway.failed(work.agent, failed)
+        return True
+
+    def vanish(self) -> None:
+        """The node is gone: clients have what had left it, and nothing more is heard."""
+        for replica in self.replicas.values():
+            self._advance(replica, self._timeline.now)
+            replica.living = False
+            replica.count()
+            for work in list(cast("dict[int, Work]", replica.capacity.running).values()):
+                self._progress(work)
+
+    def change(self, slot: int, *, slow: float | None = None, frozen: bool | None = None) -> None:
+        """See `Batch.change`."""
+        replica = self.replicas.get(slot)
+        if replica is not None:
+            self._advance(replica, self._timeline.now)
+            replica.batch.change(self._timeline.now, slow=slow, frozen=frozen)
+            self._plan(replica)
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def look(self) -> dict[int, tuple[int, Batch]]:
+        """Of each busy replica: tokens made since the last look. Long answers tell how far they are."""
+        now = self._timeline.now
+        found: dict[int, tuple[int, Batch]] = {}
+        for slot, replica in self.replicas.items():
+            running = replica.capacity.running
+            if not running:
+                continue
+            self._advance(replica, now)
+            if not running:
+                continue
+            replica.count()
+            tokens = replica.batch.tokens()
+            found[slot] = (tokens - replica.told_tokens, replica.batch)
+            replica.told_tokens = tokens
+            for work in cast("dict[int, Work]", running).values():
+                if now - work.told_at > PROGRESS and work.count > work.told:
+                    self._progress(work)
+        return found
+
+    def loads(self) -> list[Load]:
+        return [replica.load for _, replica in sorted(self.replicas.items())]
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _plan(self, replica: Replica) -> None:
+        """Wake when the replica has something to tell next. An earlier plan that holds is left."""
+        due = replica.batch.next()
+        if due < replica.due - 1e-9:
+            replica.due = due
+            self._timeline.at(due, self._wake, replica, due)
+
+    def _wake(self, replica: Replica, due: float) -> None:
+        if replica.due == due and replica.living:
+            replica.due = math.inf
+            self._advance(replica, self._timeline.now)
+            self._plan(replica)
+
+    def _advance(self, replica: Replica, now: float) -> None:
+        for sequence, first in replica.batch.advance(now):
+            work = cast(Work, replica.capacity.running[sequence])
+            if first:
+                replica.started(work, now)
+                work.client.version = self._version
+                self._progress(work)
+            else:
+                self._ended(replica, work, now)
+
+    def _ended(self, replica: Replica, work: Work, now: float) -> None:
+        work.count = work.new
+        del self._works[work.request]
+        replica.ended(work, now)
+        self.touched.add(replica.slot)
+        self.stirred = True
+        done = Done(work.request, work.attempt, b"", work.client.prompt, work.new)
+        work.gateway.done(work.agent, done)
+
+    def _progress(self, work: Work) -> None:
+        """What the gateway does not know yet."""
+        fresh = work.count - work.told
+        if fresh:
+            frame = Frame(work.request, work.attempt, 0, work.told, _ids(fresh), work.count, b".")
+            work.told, work.told_at = work.count, self._timeline.now
+            work.gateway.frame(work.agent, frame)
+
+
+_ONE = [0]
+
+
+def _ids(count: int) -> list[int]:
+    return _ONE if count == 1 else [0] * count

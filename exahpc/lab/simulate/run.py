@@ -1,0 +1,18 @@
+"""One simulation from beginning to end."""
+
+from __future__ import annotations
+
+from exahpc.deployment.spec import Deployment
+from exahpc.lab.simulate.faults import Faults
+from exahpc.lab.simulate.report import Report, report
+from exahpc.lab.simulate.scenario import Scenario
+from exahpc.lab.simulate.world import World
+
+
+def simulate(deployment: Deployment, scenario: Scenario) -> Report:
+    """The same deployment, scenario and seed give the same report. Raises ExahpcError for a recording that cannot
+    be read."""
+    world = World(deployment, scenario)
+    faults = Faults(world)
+    world.run()
+    return report(world, faults.notes)
