@@ -1,14 +1,13 @@
-"""Our entry against vllm-router, each in front of emulated engines: work done per CPU-second of the gateway.
+"""Our gateway (entry, agent relay and broker together) against vllm-router, smg and HAProxy: work per CPU-second.
 
-Two cases: plain requests of 16 tokens over keep-alive connections, and 400 streams of one token every 20 ms. Runs
-of the two sides alternate, and so does which is first; the same load generator drives both; CPU time is that of
-the gateway process with all its threads, between the end of the warm-up and the end of the run. Each side gets one
-gateway process.
+All stand in front of emulated engines on the same cores; ours go over the real links to replicas' local sockets,
+the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive connections; the same with prompts of
+10,000 characters; 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams lose
+in time, and requests at half of our load. Sides alternate, and so does which is first.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,58 +16,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import common
-
-from exahpc.wire.folder import Folder, write_atomic
+from stand import KEY, Process, cpu_seconds, stand
 
 HERE = Path(__file__).resolve().parent
-RIVAL = "vllm-router"
-RIVAL_VERSION = "0.1.17"
-RIVAL_VENV = common.ROOT / ".cache" / "venv-vllm-router"
-KEY = "sk-bench"
-TOML = """
-name = "bench"
-[model]
-path = "/nowhere/emulated"
-name = "emulated"
-[[pool]]
-name = "a"
-replicas = 2
-[head]
-entries = 1
-[launcher]
-kind = "local"
-"""
-CASES = {"plain": "requests_per_cpu_second", "stream": "tokens_per_cpu_second"}
+OURS, VLLM, SMG, HAPROXY, DIRECT = "exahpc", "vllm-router", "smg", "haproxy", "direct"
+PINS = {VLLM: "0.1.17", SMG: "1.13.0"}
+RIVALS = (VLLM, SMG, HAPROXY)
+AT_ONCE = {"base_seconds": 1e-7, "each_seconds": 0.0, "prompt_seconds": 0.0, "prompt_rate": 1e12}
+EVERY_20_MS = {"base_seconds": 0.02, "each_seconds": 0.0, "prompt_seconds": 0.0, "prompt_rate": 1e12}
+LOADS = {
+    "plain": ("--connections", "32"),
+    "long prompts": ("--connections", "32", "--prompt", "10000"),
+    "streams": ("--connections", "400", "--tokens", "100"),
+}
+NUMBERS = {
+    "plain": "requests_per_cpu_second",
+    "long prompts": "requests_per_cpu_second",
+    "streams": "tokens_per_cpu_second",
+}
 
-
-@contextlib.contextmanager
-def process(argv: list[str], log: Path, wait_for: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A child process that is ended in any case; with `wait_for`, also its first line, which must start so."""
-    with log.open("w") as file:
-        out = subprocess.PIPE if wait_for else file
-        child = subprocess.Popen(argv, stdout=out, stderr=file, text=True, cwd=common.ROOT)
-    try:
-        line = child.stdout.readline() if child.stdout else ""
-        if not line.startswith(wait_for):
-            raise SystemExit(f"{argv[1]} did not start:\n{log.read_text()}")
-        yield child, line
-    finally:
-        child.terminate()
-        try:
-            child.wait(15)
-        except subprocess.TimeoutExpired:
-            child.kill()
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process with all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+Side = tuple[int, Callable[[], float]]
+"""(port, CPU seconds of the gateway so far)."""
 
 
 def free_port() -> int:
@@ -90,116 +65,204 @@ def until_open(port: int, path: str, seconds: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def ours(home: Path) -> Iterator[tuple[int, int]]:
-    """Our entry and emulated agents. Yields (port, process id)."""
-    folder = Folder.create(home / "bench", TOML)
-    write_atomic(folder.path / "secrets" / "api_keys", f"bench:{KEY}\n".encode())
-    stubs = [sys.executable, str(HERE / "stub_engines.py"), "agents", "--folder", str(folder.path)]
-    entry = [sys.executable, "-m", "exahpc.entry", "--folder", str(folder.path), "--index", "0"]
-    with process(stubs, home / "agents.log", "ready"), process(entry, home / "entry.log") as (child, _):
-        while (endpoint := folder.endpoint()) is None:
-            if child.poll() is not None:
-                raise SystemExit((home / "entry.log").read_text())
-            time.sleep(0.05)
-        until_open(endpoint.port, "/health")
-        yield endpoint.port, child.pid
+def ours(case: str) -> Iterator[Side]:
+    """The real broker, entry and agent, over as many emulated replicas as there are engines for the others."""
+    with stand(tasks=1, per_task=2, sequences=512) as found:
+        found.head()
+        found.agents(EVERY_20_MS if case == "streams" else AT_ONCE)
+        found.until("the replicas", lambda: found.ready() == found.replicas)
+        yield found.port, lambda: sum(process.cpu() for process in found.processes)
 
 
 @contextlib.contextmanager
-def theirs(home: Path) -> Iterator[tuple[int, int]]:
-    """The rival and emulated HTTP engines. Yields (port, process id)."""
-    stubs = [sys.executable, str(HERE / "stub_engines.py"), "http"]
-    with process(stubs, home / "http.log", "ready") as (_, line):
-        workers = [f"http://127.0.0.1:{port}" for port in line.split()[1:]]
+def engines() -> Iterator[list[int]]:
+    """Two emulated HTTP engines in one process: their ports."""
+    argv = [sys.executable, str(HERE / "stub_engines.py")]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        yield [int(port) for port in child.stdout.readline().split()[1:]]
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@contextlib.contextmanager
+def theirs(name: str, case: str) -> Iterator[Side]:
+    """A rival in front of the HTTP engines."""
+    with engines() as ports, tempfile.TemporaryDirectory(prefix="exahpc-bench-") as home:
         port = free_port()
-        router = [str(RIVAL_VENV / "bin" / RIVAL), "--worker-urls", *workers]
-        router += ["--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin", "--log-level", "error"]
-        router += ["--prometheus-port", str(free_port()), "--max-concurrent-requests", "4096"]
-        router += ["--disable-retries", "--disable-circuit-breaker"]  # a little faster without
-        with process(router, home / "router.log") as (child, _):
-            until_open(port, "/health")
-            yield port, child.pid
+        router = Process(name, command(name, port, ports, Path(home)), Path(home) / "router.log")
+        try:
+            until_open(port, "/v1/models" if name == HAPROXY else "/health")
+            yield port, partial(cpu_seconds, router.pid)
+        finally:
+            router.end()
 
 
-def install_rival() -> None:
-    """vllm-router in a virtual environment of its own."""
-    if (RIVAL_VENV / "bin" / RIVAL).exists():
-        return
-    print(f"installing {RIVAL} {RIVAL_VERSION} into {RIVAL_VENV.relative_to(common.ROOT)}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(RIVAL_VENV)], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(RIVAL_VENV / "bin" / "python")]
-    subprocess.run([*pip, "install", "-q", f"{RIVAL}=={RIVAL_VERSION}"], check=True)
+@contextlib.contextmanager
+def direct(case: str) -> Iterator[Side]:
+    """No gateway: the load goes to one engine."""
+    with engines() as ports:
+        yield ports[0], lambda: 0.0
 
 
-def measure(side: str, case: str, port: int, pid: int, seconds: float, home: Path) -> dict[str, Any]:
-    """One run of one case on one side."""
-    load_before = os.getloadavg()[0]  # of the whole machine: much more than our own processes spoils the numbers
-    load = [sys.executable, str(HERE / "load.py"), "--port", str(port), "--seconds", str(seconds)]
-    load += ["--connections", "400", "--tokens", "100"] if case == "stream" else ["--connections", "32"]
-    child = subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def command(name: str, port: int, engines: list[int], home: Path) -> list[str]:
+    """The rival's cheapest way: round robin, without retries and circuit breaker."""
+    if name == HAPROXY:
+        config = home / "haproxy.cfg"
+        servers = "\n".join(f"  server s{i} 127.0.0.1:{engine}" for i, engine in enumerate(engines))
+        config.write_text(
+            "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  timeout connect 5s\n"
+            "  timeout client 300s\n  timeout server 300s\n  http-reuse always\n  option http-no-delay\n"
+            f"frontend f\n  bind 127.0.0.1:{port}\n  default_backend b\n"
+            f"backend b\n  balance roundrobin\n{servers}\n"
+        )
+        return ["haproxy", "-db", "-f", str(config)]
+    urls = [f"http://127.0.0.1:{engine}" for engine in engines]
+    program = [str(venv(name) / "bin" / name), *(["launch"] if name == SMG else [])]
+    return [
+        *(*program, "--worker-urls", *urls, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"),
+        *("--policy", "round_robin", "--prometheus-port", str(free_port()), "--max-concurrent-requests", "4096"),
+        *("--disable-retries", "--disable-circuit-breaker"),
+    ]
+
+
+def venv(name: str) -> Path:
+    return common.ROOT / ".cache" / f"venv-{name}"
+
+
+def install(name: str) -> None:
+    """A rival in a virtual environment of its own. HAProxy comes with the system."""
+    if name == HAPROXY:
+        if subprocess.run(["which", HAPROXY], capture_output=True, check=False).returncode:
+            raise SystemExit("haproxy is missing: apt-get install haproxy, or leave it out with --sides")
+    elif not (venv(name) / "bin" / name).exists():
+        print(f"installing {name} {PINS[name]}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv(name))], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(venv(name) / "bin" / "python")]
+        subprocess.run([*pip, "install", "-q", f"{name}=={PINS[name]}"], check=True)
+
+
+def load(port: int, seconds: float, *arguments: str, at_warm: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run the load generator; at_warm: called when counting begins."""
+    argv = [sys.executable, str(HERE / "load.py"), "--port", str(port), "--seconds", str(seconds), *arguments]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(KEY + "\n")
     child.stdin.close()
     if child.stdout.readline().strip() != "warm":
         raise SystemExit("the load generator failed")
-    before = cpu_seconds(pid)
-    found = json.loads(child.stdout.readline())
-    cpu = cpu_seconds(pid) - before
+    at_warm()
+    found: dict[str, Any] = json.loads(child.stdout.readline())
     child.wait()
-    if found["errors"]:
-        print(f"{side} {case}: {found['errors']:.0f} errors", file=sys.stderr)
+    return found
+
+
+def measure(name: str, case: str, side: Side, seconds: float) -> dict[str, Any]:
+    """One run of one case on one side."""
+    port, cpu = side
+    load_before, before = os.getloadavg()[0], [0.0]
+    found = load(port, seconds, *LOADS[case], at_warm=lambda: before.__setitem__(0, cpu()))
+    used = cpu() - before[0]
     return {
-        "side": side,
+        "side": name,
         "case": case,
         "load_before": round(load_before, 2),
-        "cpu_seconds": round(cpu, 3),
-        "requests_per_cpu_second": round(found["answers"] / cpu, 1),
-        "tokens_per_cpu_second": round(found["tokens"] / cpu, 1),
+        "cpu_seconds": round(used, 3),
+        "requests_per_cpu_second": round(found["answers"] / used, 1) if used else None,
+        "tokens_per_cpu_second": round(found["tokens"] / used, 1) if used else None,
         "requests_per_second": round(found["answers"] / found["seconds"], 1),
         "tokens_per_second": round(found["tokens"] / found["seconds"], 1),
         "errors": found["errors"],
+        "whole_ms": found["whole"],
+        "first_ms": found["first"],
+        "between_ms": found["between"],
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=["exahpc", RIVAL], help="one side, nothing is written")
-    asked = parser.parse_args()
-    sides = {"exahpc": ours, RIVAL: theirs}
-    if asked.only:
-        sides = {asked.only: sides[asked.only]}
-    if RIVAL in sides:
-        install_rival()
+def latency(name: str, side: Side, rate: float, seconds: float) -> dict[str, Any]:
+    """Plain requests that come at a rate."""
+    found = load(side[0], seconds, "--rate", str(rate))
+    return {"side": name, "case": "half load", "rate": round(rate, 1), "whole_ms": found["whole"]}
+
+
+def sides(asked: list[str]) -> dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]]:
+    made: dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]] = {OURS: ours, DIRECT: direct}
+    made |= {name: partial(theirs, name) for name in RIVALS}
+    return {name: made[name] for name in asked}
+
+
+def added(runs: list[dict[str, Any]], case: str, key: str, point: str) -> float:
+    """Milliseconds that our side takes more than no gateway at all: medians of a quantile."""
+    flat = [run | {"value": run[key][point]} for run in runs if run["case"] == case and run[key]["count"]]
+    return round(common.median(flat, OURS, case, "value") - common.median(flat, DIRECT, case, "value"), 3)
+
+
+@click.command()
+@click.option("--seconds", default=10.0)
+@click.option("--repeats", default=5)
+@click.option("--sides", "asked", default=",".join((OURS, *RIVALS, DIRECT)), help="Some only: nothing is written.")
+@click.option("--cases", default=",".join(LOADS), help="Some only: nothing is written.")
+def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
+    chosen = sides(asked.split(","))
+    for name in RIVALS:
+        if name in chosen:
+            install(name)
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="exahpc-bench-") as temporary, contextlib.ExitStack() as stack:
-        home = Path(temporary)
-        up = {side: stack.enter_context(start(home)) for side, start in sides.items()}
-        for repeat in range(asked.repeats):
-            for case in CASES:
-                for side, (port, pid) in list(up.items())[:: -1 if repeat % 2 else 1]:
-                    runs.append(measure(side, case, port, pid, asked.seconds, home))
+    for case in cases.split(","):
+        with contextlib.ExitStack() as stack:
+            up = {name: stack.enter_context(make(case)) for name, make in chosen.items()}
+            for repeat in range(repeats):
+                for name, side in list(up.items())[:: -1 if repeat % 2 else 1]:
+                    runs.append(measure(name, case, side, seconds))
                     print(runs[-1], flush=True)
-    if asked.only:
+            if case == "plain" and {OURS, DIRECT} <= set(up):
+                rate = common.median(runs, OURS, "plain", "requests_per_second") / 2
+                for _ in range(repeats):
+                    runs += [latency(name, up[name], rate, seconds) for name in (OURS, DIRECT)]
+                    print(*runs[-2:], sep="\n", flush=True)
+    if len(chosen) < 5 or len(cases.split(",")) < len(LOADS):
         return
+    gated = [run for run in runs if run["side"] != DIRECT and run["case"] in NUMBERS]
+    comparison = {case: row(gated, case) for case in NUMBERS}
+    comparison["added milliseconds"] = {
+        "number": "p50 and p99 of plain requests at half load, p99 between two tokens of streams",
+        "half load p50": added(runs, "half load", "whole_ms", "p50"),
+        "half load p99": added(runs, "half load", "whole_ms", "p99"),
+        "between tokens p99": added(runs, "streams", "between_ms", "p99"),
+    }
     common.write(
         "gateway",
-        what="work per CPU-second of one gateway process in front of two emulated engines",
+        what="work per CPU-second of a gateway in front of emulated engines",
         runs=runs,
-        comparison=common.compare(runs, "exahpc", RIVAL, CASES),
+        comparison=comparison,
         packages=common.versions("exahpc", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
-        | {RIVAL: RIVAL_VERSION},
+        | PINS
+        | {HAPROXY: haproxy_version()},
         notes=(
-            "engines are emulated on both sides: fixed text, no model",
-            "ours: CURVE links to agents, API keys checked, requests sent again when an agent dies",
-            "the rival: plain HTTP to engines, no keys, retries and circuit breaker off (a little faster so)",
-            "the rival's policy is round_robin, its cheapest: cache_aware takes twice the CPU time for a request",
-            "engines and load generator are processes of their own; all share the machine's cores",
-            "plain: 32 keep-alive connections, 16-token answers; stream: 400 streams, one token every 20 ms",
+            "engines are EMULATED on all sides: fixed text, no model",
+            "ours counts entry, agent and broker: API keys, CURVE links, validation, tokenizing (SmolLM2), text "
+            "of tokens, requests sent again when an agent dies; one node of 12 replicas x 64 sequences",
+            "the others: plain HTTP to two engines, no keys, no tokenizing, round robin, retries and circuit "
+            "breaker off (a little faster so); HAProxy with one thread",
+            "the ratio of plain and long prompts is against vllm-router, of streams against the best rival",
+            "direct: the load generator speaks to an engine, without a gateway",
         ),
     )
+
+
+def row(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
+    """Medians, and ours in relation to vllm-router (requests) or the best rival (streams)."""
+    medians = {name: common.median(runs, name, case, NUMBERS[case]) for name in (OURS, *RIVALS)}
+    rival = max(medians[name] for name in RIVALS) if case == "streams" else medians[VLLM]
+    return {"number": NUMBERS[case], **medians, "ratio": round(medians[OURS] / rival, 3)}
+
+
+def haproxy_version() -> str:
+    said = subprocess.run([HAPROXY, "-v"], capture_output=True, text=True, check=False).stdout
+    return said.split()[2] if said else "missing"
 
 
 if __name__ == "__main__":
