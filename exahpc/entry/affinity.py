@@ -1,8 +1,8 @@
 """Which replica lately computed the beginning of a prompt: it may still have it in its prefix cache. Pure.
 
-A prompt is known by checksums of its bytes, its *marks*, at doubling lengths: two that begin alike share the marks of
-all lengths up to where they part. Each mark goes on from the one before it and looks at the last bytes of its length
-only, so that long prompts cost little. A mark that lies sends a request to a replica that is as good as any.
+A prompt is known by checksums of its bytes, its *marks*, at doubling lengths: two that begin alike share the marks
+of all lengths up to where they part. Each mark goes on from the one before it and looks at the last bytes of its
+length only, so that long prompts cost little. A mark that lies leads to a replica that is as good as any.
 """
 
 from __future__ import annotations

@@ -119,6 +119,8 @@ class Moves:
     def pump(self, now: float) -> list[Action]:
         """Send who waits, in order, as long as a replica takes the first one of some lane."""
         actions: list[Action] = []
+        if not len(self.admission):
+            return actions
         blocked: set[str] = set()
         while (record := self.admission.next(blocked)) is not None:
             replica = self.pick(record, now, now - record.since)

@@ -15,7 +15,7 @@ from typing import Protocol
 from exahpc.deployment.policy import Routing
 from exahpc.entry import ladder
 from exahpc.entry.affinity import Affinity, Marks
-from exahpc.entry.fleet import Agent, AgentKey, Replica
+from exahpc.entry.fleet import ROOMY, Agent, AgentKey, Replica
 from exahpc.entry.ladder import Kind, Ladder, Rung
 from exahpc.entry.table import Changes, Roster
 from exahpc.entry.versions import LOTS, Shares
@@ -58,6 +58,7 @@ class Router:
         self._shares = Shares([])
         self._affinity = Affinity()
         self._classes = False  # some pool is for short or for long requests only
+        self._alike = True  # all requests that name no version go the same way
         self._ladders: dict[tuple[Kind, tuple[str, ...] | None], Ladder] = {}
         self._plain = self._ladder("any", None)
         self._since_probe = 0
@@ -87,6 +88,7 @@ class Router:
         if changes is not None:
             self._shares = Shares(table.shares)
             self._classes = any(group.length != "any" for group in self._roster.groups)
+            self._alike = not self._shares and not self._classes
             self._ladders.clear()
             self._plain = self._ladder("any", None)
         return changes
@@ -112,13 +114,15 @@ class Router:
         """A request goes there."""
         replica.sequences += sequences
         replica.tokens += tokens
-        replica.settle()
+        if replica.level != ROOMY or replica.sequences + replica.crowd >= replica.comfort:
+            replica.settle()
 
     def give_back(self, replica: Replica, sequences: int, tokens: int) -> None:
         """What a request that left `replica` still had there."""
         replica.sequences -= sequences
         replica.tokens -= tokens
-        replica.settle()
+        if replica.level != ROOMY:
+            replica.settle()
 
     def busy(self, replica: Replica, now: float) -> None:
         """It answered Busy: leave it alone for a moment, longer each time in a row."""
@@ -167,7 +171,10 @@ class Router:
         """
         if self._held:
             self._release(now)
-        steps = self._steps(ask, waited)
+        if self._alike and ask.version is None:
+            steps = self._plain
+        else:
+            steps = self._ladder(self._kind(ask, waited), self._versions(ask))
         if self._roster.probing and (probe := self._probe(steps, ask)) is not None:
             return probe
         for rung in steps.rungs:
@@ -183,15 +190,10 @@ class Router:
 
     def lane(self, ask: Ask) -> str:
         """Requests of one lane can go to the same replicas."""
-        if ask.version is None and not self._shares and not self._classes:
+        if self._alike and ask.version is None:
             return ""
         versions = self._versions(ask)
         return f"{self._kind(ask, 0.0)} {'*' if versions is None else ','.join(versions)}"
-
-    def _steps(self, ask: Ask, waited: float) -> Ladder:
-        if ask.version is None and not self._shares and not self._classes:
-            return self._plain
-        return self._ladder(self._kind(ask, waited), self._versions(ask))
 
     def _ladder(self, kind: Kind, versions: tuple[str, ...] | None) -> Ladder:
         found = self._ladders.get((kind, versions))
@@ -229,23 +231,22 @@ class Router:
 
     def _better(self, rung: Rung, ask: Ask, now: float) -> Replica | None:
         """The less loaded of two random replicas that fit; of a handful, the least loaded."""
-        count = 0
-        for home in rung:
-            count += len(home)
+        count, home = 0, rung[0]
+        for one in rung:
+            if one:
+                count += len(one)
+                home = one
         if count == 0:
             return None
+        mixed = count != len(home)
         draw, sequences, tokens, shun = self._draw, ask.sequences, ask.tokens, ask.shun
         best: Replica | None = None
         least = 0.0
         start = draw(count)  # spreads ties of a small fleet; a big one is only sampled
         for turn in range(count if count <= SMALL else _DRAWS):
             place = (start + turn) % count if count <= SMALL or turn == 0 else draw(count)
-            for home in rung:
-                if place < len(home):
-                    break
-                place -= len(home)
-            replica = home[place]
-            if replica is best or replica is shun or not replica.fits(sequences):
+            replica = _at(rung, place) if mixed else home[place]
+            if replica is best or replica is shun or (sequences > 1 and not replica.fits(sequences)):
                 continue
             score = (replica.load(now) + tokens) * replica.factor
             if best is None:
@@ -277,3 +278,12 @@ class Router:
                 best = kin
         self._affinity.remember(ask.prefix, best)
         return best
+
+
+def _at(rung: Rung, place: int) -> Replica:
+    """As if the lists stood behind each other."""
+    for home in rung:
+        if place < len(home):
+            return home[place]
+        place -= len(home)
+    raise IndexError(place)

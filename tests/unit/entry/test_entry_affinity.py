@@ -1,4 +1,4 @@
-"""Laws of prefix affinity: who lately computed the beginning of a prompt is preferred, as far as that saves work."""
+"""Laws of prefix affinity: who lately computed the beginning of a prompt is preferred, if that saves work."""
 
 from __future__ import annotations
 
