@@ -44,7 +44,7 @@ class Dispatch:
         node: str = "",
         draw: Callable[[int], int] = lambda n: int(random.random() * n),  # several times as fast as randrange
     ) -> None:
-        self.desk = Desk(deployment, draw)
+        self.desk = Desk(deployment, draw, node)
         self._ctx, self._key = ctx, key
         self._index, self._url, self._node = index, url, node
         self._loop = asyncio.get_running_loop()

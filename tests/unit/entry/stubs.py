@@ -27,7 +27,7 @@ class StubAgent:
 
     def __init__(self, key: link.FleetKey, task: int, incarnation: int) -> None:
         self.task, self.incarnation, self.replica = task, incarnation, 1
-        self.capacity, self.weight = 64, 1.0
+        self.capacity, self.weight, self.version = 64, 1.0, ""
         self.interval = 0.002
         self.full = self.mute = self.skip_index = False
         self.die_at: dict[int, int] = {}  # attempt -> close the link when it has reached that many tokens
@@ -42,7 +42,8 @@ class StubAgent:
 
     def route(self) -> m.AgentRoute:
         routes = [m.Route(self.task, self.replica, self.capacity, self.weight)]
-        return m.AgentRoute("a", self.task, self.incarnation, self.server.address, routes)
+        address = self.server.address
+        return m.AgentRoute("a", self.task, self.incarnation, address, routes, version=self.version)
 
     def _on(self, peer: bytes, message: m.EntryToAgent) -> None:
         match message:

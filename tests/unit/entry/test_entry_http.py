@@ -102,6 +102,21 @@ def test_an_unknown_model_is_a_404_that_names_both(entry: Running) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_a_client_may_name_a_version_and_gets_that_one_only(entry: Running, fleet: Fleet) -> None:
+    fleet.agents[1].version = "v2"
+    fleet.publish()
+    client = entry.client()
+    entry.until(lambda: [model.id for model in client.models.list().data] == ["tiny", "tiny@base", "tiny@v2"])
+    assert client.models.retrieve("tiny@v2").id == "tiny@v2"
+    for model, task in (("tiny@v2", 1), ("tiny@base", 0)):
+        before = len(fleet.agents[task].submits)
+        for _ in range(10):
+            client.completions.create(model=model, prompt="x", max_tokens=1)
+        assert len(fleet.agents[task].submits) == before + 10
+    with pytest.raises(openai.NotFoundError, match="'tiny', 'tiny@base', 'tiny@v2'"):
+        client.completions.create(model="tiny@v3", prompt="x")
+
+
 @pytest.mark.parametrize("own", [{"limits": "max_body_bytes = 2000"}], indirect=True)
 def test_a_body_over_the_limit_is_a_413_announced_or_not(own: Own) -> None:
     entry = own.entry

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exahpc.deployment.parse import load
+from exahpc.entry.actions import Tell
+from exahpc.entry.desk import Desk
 from exahpc.entry.versions import LOTS, Shares
 from exahpc.wire import messages as m
 from exahpc.wire.messages import Share
@@ -105,3 +108,39 @@ def test_shares_need_not_add_up_to_one(scale: float) -> None:
     shares = Shares([Share("a", 0.75 * scale), Share("b", 0.25 * scale)])
     found = Counter(shares.of(lot)[0] for lot in range(0, LOTS, LOTS // 1000))
     assert found["a"] == pytest.approx(750, abs=2)
+
+
+TOML = """
+name = "unit"
+[model]
+path = "/nowhere/tiny"
+[[pool]]
+name = "a"
+replicas = 4
+[launcher]
+kind = "local"
+"""
+
+
+@pytest.mark.parametrize("emitted", [False, True])
+def test_who_has_a_part_of_its_answer_goes_on_at_the_same_version_and_anyone_else_anywhere(emitted: bool) -> None:
+    desk = Desk(load(TOML), lambda n: 0)
+    desk.table(m.FleetTable(1, 1, [*routes(1), *routes(1, first=1, version="v2")], OLD), 0.0)
+    for agent in list(desk.router.agents.values()):
+        desk.link_up(agent, 0.0)
+    old, new = replicas(desk.router)
+    record = ask()
+    (tell,) = desk.open(record, 0.0)
+    assert isinstance(tell, Tell)
+    assert tell.agent is old.agent
+    if emitted:
+        desk.frames(old.agent, [m.Frame("r", 1, 0, 0, [5], 1, b"x")], 0.0)
+    desk.table(m.FleetTable(1, 2, [*routes(0), *routes(1, first=1, version="v2")], NEW), 0.0)
+    actions = desk.link_lost(old.agent, 0.0)
+    assert [a.agent for a in actions if isinstance(a, Tell)] == ([] if emitted else [new.agent])
+    again = routes(1, first=2)
+    for action in desk.table(m.FleetTable(1, 3, again, NEW), 0.0):
+        assert not isinstance(action, Tell)
+    (third,) = (a for a in desk.router.agents.values() if a.key.task == 2)
+    actions = desk.link_up(third, 0.0)
+    assert [a.agent for a in actions if isinstance(a, Tell)] == ([third] if emitted else [])

@@ -254,3 +254,14 @@ def test_any_values_give_a_request_or_a_refusal(kind: Kind, data: st.DataObject)
         found = read_request(kind, json.dumps(body).encode(), "m", 16)
         assert bool(found.messages) != bool(found.prompts)
         assert 1 <= found.choices <= 16
+
+
+def test_the_model_may_be_asked_for_at_the_version_that_is_served_here_and_no_other() -> None:
+    def model(name: str, version: str) -> str:
+        return read_request("chat", json.dumps({**CHAT, "model": name}).encode(), "m", 16, version).model
+
+    assert (model("m", "v2"), model("m@v2", "v2"), model("m@base", "")) == ("m", "m@v2", "m@base")
+    for name, version in (("m@v2", ""), ("m@base", "v2"), ("m@", ""), ("m@v3", "v2")):
+        with pytest.raises(RequestError, match="is not served here") as caught:
+            model(name, version)
+        assert caught.value.status == 404
