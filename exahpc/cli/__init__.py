@@ -24,6 +24,7 @@ _COMMANDS = {
     "batch": "exahpc.cli.batch:batch",
     "model": "exahpc.cli.model:model",
     "curve": "exahpc.cli.curve:curve",
+    "simulate": "exahpc.cli.simulate:simulate",
 }
 
 

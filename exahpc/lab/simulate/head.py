@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.memory import Agent, Begun, Ended, Excluded, Memory, NoRequeue
+from exahpc.broker.memory import Rollout as RolloutRecord
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import DELAY, PACE
 from exahpc.broker.recovery import Act, Recovery
-from exahpc.broker.values import Changed, Decided, Down, FleetAction, Tell, Up
+from exahpc.broker.rollout import Rollout
+from exahpc.broker.values import Changed, Decided, Down, FleetAction, InForce, RolloutMoved, Switch, Tell, Up
+from exahpc.broker.versions import RolloutState
 from exahpc.lab.simulate.cluster import Cluster
-from exahpc.wire.messages import AgentBeat, AgentGone, AgentHello, EntryBeat, EntryHello, ReplicaState
+from exahpc.wire.messages import AgentBeat, AgentGone, AgentHello, EntryBeat, EntryHello, SwitchVersion
 
 if TYPE_CHECKING:
     from exahpc.lab.simulate.host import Host
@@ -56,7 +59,10 @@ class Head:
         self._memory = memory
         self._epoch += 1
         self.fleet = Fleet(deployment, self._epoch, now, memory.carried(), memory.replaced)
-        self.policies = Policies(deployment, self.fleet, now)
+        state = memory.rollout.state if memory.rollout is not None else RolloutState()
+        gates = self._world.deployments[state.new].rollout
+        rollout = Rollout(state, gates, deployment.routing.headroom)
+        self.policies = Policies(deployment, self.fleet, now, rollout)
         self.recovery = Recovery(deployment, memory, now)
         self._entries = Entries()
         for gateway in self._world.gateways:
@@ -90,10 +96,10 @@ class Head:
         match message:
             case AgentHello():
                 self._act(self.fleet.hello(peer, message, now))
-                self._news(peer, message.replicas, now)
             case AgentBeat():
                 self._act(self.fleet.beat(peer, message, now))
-                self._news(peer, message.replicas, now)
+                if message.replicas and (key := self.fleet.key_of(peer)) is not None:
+                    self._act(self.policies.heard(key, message.replicas, now))
             case AgentGone():
                 self._act(self.fleet.gone(peer, message, now))
 
@@ -104,10 +110,10 @@ class Head:
             self._entries.beat(peer, beat, now)
             self.policies.entry(peer, beat, now)
 
-    def _news(self, peer: bytes, replicas: list[ReplicaState], now: float) -> None:
-        key = self.fleet.key_of(peer) if replicas else None
-        if key is not None:
-            self._act(self.policies.heard(key, replicas, now))
+    def roll_out(self, version: str) -> None:
+        """`exahpc rollout start`. Raises DeploymentError when that cannot be."""
+        gates = self._world.deployments[version].rollout
+        self._act(self.policies.rollout.start(version, gates, self.policies.tasks(), self._timeline.now))
 
     # --- actions ---------------------------------------------------------------------------------------------
 
@@ -121,13 +127,21 @@ class Head:
                         self._timeline.after(0.0, host.heard, action.message)
                 case Up():
                     self.recovery.up(action.view.key, action.view.job)
-                    self.policies.up(action.view, now)
+                    self._act(self.policies.up(action.view, now))
                 case Down():
                     self.policies.down(action.key, now)
                 case Changed():
                     self._memory.apply(Agent.of(action.view, action.route, now))
                 case Decided():
                     self.decisions.append((now, action.what))
+                case Switch():
+                    self._world.assigned[action.key] = action.version
+                    switch = SwitchVersion(self._epoch, action.version, action.seconds)
+                    self._act(self.fleet.order(action.key, switch))
+                case InForce():
+                    self._world.in_force = action.version
+                case RolloutMoved():
+                    self._memory.apply(RolloutRecord(now, action.state))
                 case _:
                     pass
         if self.fleet.dirty and not self._planned:

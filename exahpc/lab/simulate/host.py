@@ -90,7 +90,7 @@ class Host:
         self.alive = True
         self.links: dict[Gateway, Agent] = {}
         self.steps = {step.slot: step for step in steps}
-        self.relay = Relay(world.timeline, version)
+        self.relay = Relay(world.timeline, version, world.versions[version], world.random.random)
         self.peer: bytes | None = None
         recovery = self._deployment.recovery
         self.core = AgentCore(place.pool.slots_of_task(place.task), recovery, version=version)
@@ -178,7 +178,8 @@ class Host:
         hello = ReplicaHello(
             pool.name, step.slot, step.incarnation, pool.max_sequences, tokens, self._deployment.model.context, ""
         )
-        batch = Batch(self._world.latency(self.version), pool.max_sequences, tokens, step.slow)
+        slow = step.slow * self._world.versions[self.version].times
+        batch = Batch(self._world.scenario.replica, pool.max_sequences, tokens, slow)
         batch.advance(self._timeline.now)
         self.lost(step.slot, own_exit=False)
         meter = Meter(health.window_requests, memory=health.rest_seconds)

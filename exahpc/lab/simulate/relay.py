@@ -7,6 +7,7 @@ have got in between follows from the model.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from exahpc.agent.choice import Choice
@@ -14,6 +15,7 @@ from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
 from exahpc.lab.simulate.outcomes import Client
 from exahpc.lab.simulate.replica import Replica, Work
+from exahpc.lab.simulate.scenario import Rollout
 from exahpc.lab.simulate.timeline import Timeline
 from exahpc.wire.messages import Busy, Done, Failed, Frame, Load, Submit
 
@@ -25,12 +27,13 @@ PROGRESS = 5.0
 
 
 class Relay:
-    """replicas: that serve, by slot; version: of the deployment that they serve; draining: nothing new; touched:
-    slots whose books changed since somebody cleared it; stirred: the same of any."""
+    """replicas: that serve, by slot; draining: nothing new; touched: slots whose books changed since somebody
+    cleared it; stirred: the same of any."""
 
-    def __init__(self, timeline: Timeline, version: str) -> None:
+    def __init__(self, timeline: Timeline, version: str, quality: Rollout, draw: Callable[[], float]) -> None:
+        """version: of the deployment that they serve; quality: what is wrong with it."""
         self._timeline = timeline
-        self._version = version
+        self._version, self._fails, self._odd, self._draw = version, quality.fails, quality.odd, draw
         self.replicas: dict[int, Replica] = {}
         self.draining = self.stirred = False
         self.touched: set[int] = set()
@@ -56,6 +59,7 @@ class Relay:
         self._sequence += 1
         work = Work(gateway, agent, message, client)
         self._works[message.request] = work
+        client.version = client.version or self._version
         replica.admit(work, self._sequence, now)
         self.touched.add(replica.slot)
         self.stirred = True
@@ -151,12 +155,22 @@ class Relay:
     def _advance(self, replica: Replica, now: float) -> None:
         for sequence, first in replica.batch.advance(now):
             work = cast(Work, replica.capacity.running[sequence])
-            if first:
-                replica.started(work, now)
-                work.client.version = self._version
-                self._progress(work)
-            else:
+            if not first:
                 self._ended(replica, work, now)
+            elif self._fails and self._draw() < self._fails:
+                self._cannot(replica, work, now)
+            else:
+                replica.started(work, now, odd=self._odd > 0 and self._draw() < self._odd)
+                self._progress(work)
+
+    def _cannot(self, replica: Replica, work: Work, now: float) -> None:
+        """The replica cannot compute this sequence."""
+        replica.capacity.meter.failed += 1
+        replica.capacity.leave(cast(Choice, work))
+        replica.batch.abort(work.sequence, now)
+        del self._works[work.request]
+        why = "the replica could not compute this sequence"
+        work.gateway.failed(work.agent, Failed(work.request, work.attempt, 503, why, retry=True))
 
     def _ended(self, replica: Replica, work: Work, now: float) -> None:
         work.count = work.new

@@ -54,11 +54,11 @@ class Replica:
     """One incarnation that serves. slot, incarnation: see `wire.messages`; due: when it is woken next; living: it
     has not been lost; told_tokens: see `Relay.look`."""
 
-    __slots__ = ("batch", "capacity", "due", "incarnation", "living", "odd", "slot", "told_tokens")
+    __slots__ = ("batch", "capacity", "due", "incarnation", "living", "slot", "told_tokens")
 
-    def __init__(self, hello: ReplicaHello, batch: Batch, meter: Meter, *, odd: float = 0.0) -> None:
+    def __init__(self, hello: ReplicaHello, batch: Batch, meter: Meter) -> None:
         self.slot, self.incarnation = hello.slot, hello.incarnation
-        self.batch, self.odd = batch, odd
+        self.batch = batch
         self.capacity = Capacity(hello, meter)
         self.due = math.inf
         self.living = True
@@ -79,9 +79,9 @@ class Replica:
         self.capacity.start(cast(Choice, work), sequence)
         self.batch.admit(sequence, work.prefill, max(1, work.new - work.count), now)
 
-    def started(self, work: Work, now: float) -> None:
-        """Its first token of this attempt."""
-        self.capacity.meter.first(cast(Choice, work), VARIED, now)
+    def started(self, work: Work, now: float, *, odd: bool) -> None:
+        """Its first token of this attempt. odd: all of them will be the same."""
+        self.capacity.meter.first(cast(Choice, work), 0 if odd else VARIED, now)
         work.left -= work.prefill + 1
         work.prefill = 0
         work.count += 1

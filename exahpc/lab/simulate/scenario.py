@@ -121,7 +121,7 @@ class FakeAlive(Fault, frozen=True, tag="fake-alive"):
 
 
 class Slow(Fault, frozen=True, tag="slow"):
-    """A share of the replicas takes `times` as long for everything. seconds: until they recover; default: never."""
+    """A share of the replicas takes `times` as long for everything. seconds: until they recover."""
 
     share: Share = 0.01
     times: Annotated[float, msgspec.Meta(ge=1)] = 5.0
@@ -154,12 +154,12 @@ class Walltime(Fault, frozen=True, tag="walltime"):
 
 
 class Rollout(Fault, frozen=True, tag="rollout"):
-    """A new version is rolled out. bad: what is wrong with it: a share `wrong` of its requests fails, or is
-    answered senselessly, or all take `times` as long."""
+    """A new version is rolled out, whose replicas fail at a share `fails` of their requests, answer a share `odd`
+    of them senselessly, and take `times` as long for everything: none of it means a good version."""
 
-    bad: Literal["no", "fails", "odd", "slow"] = "no"
-    wrong: Share = 0.3
-    times: Annotated[float, msgspec.Meta(ge=1)] = 3.0
+    fails: Share = 0.0
+    odd: Share = 0.0
+    times: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
 
 class Queue(Fault, frozen=True, tag="queue"):

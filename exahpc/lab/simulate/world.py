@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from exahpc.agent import events
 from exahpc.deployment.spec import Deployment
-from exahpc.lab.emulated.model import Latency
+from exahpc.errors import DeploymentError
 from exahpc.lab.simulate.arrivals import arrivals
 from exahpc.lab.simulate.cluster import Cluster, Job
 from exahpc.lab.simulate.gateway import Gateway
@@ -54,9 +54,11 @@ class World:
         """Living agent processes, by address."""
         self.arrays: dict[str, list[str]] = {}
         self.assigned: dict[str, str] = {}
-        """Versions that tasks load at their agents' next start."""
+        """Versions that tasks load at their agents' next start; the others load the one in force."""
+        self.in_force = ""
         self.deployments: dict[str, Deployment] = {"": deployment}
-        self._latencies: dict[str, Latency] = {"": scenario.replica}
+        self.versions: dict[str, Rollout] = {"": Rollout(at=0.0)}
+        """How good they are."""
         self._running: dict[str, Host] = {}  # by job
         self._steps: dict[str, list[Step]] = {}  # by job, of an agent that was killed
         self._incarnations: Counter[str | int] = Counter()
@@ -114,7 +116,14 @@ class World:
 
     def roll_out(self, fault: Rollout) -> str:
         """Begin a rollout of a version that is as good or bad as the fault says."""
-        return "a new version is rolled out"
+        version = f"v{len(self.versions) + 1}"
+        self.versions[version] = fault
+        self.deployments[version] = self.deployment
+        try:
+            self.head.roll_out(version)
+        except DeploymentError as error:
+            return f"{version} cannot be rolled out: {error}"
+        return f"{version} is rolled out"
 
     # --- what parts ask for ----------------------------------------------------------------------------------
 
@@ -129,9 +138,6 @@ class World:
 
     def load_seconds(self) -> float:
         return self.scenario.machine.load_seconds * self.random.uniform(0.8, 1.2)
-
-    def latency(self, version: str) -> Latency:
-        return self._latencies[version]
 
     # --- Slurm's doings --------------------------------------------------------------------------------------
 
@@ -198,6 +204,6 @@ class World:
 
     def _host(self, job: Job, steps: list[Step]) -> None:
         place = Place(job.pool, job.task, job.id, job.node.name, job.until, job.restarts)
-        host = Host(self, place, self.assigned.get(place.key, ""), steps)
+        host = Host(self, place, self.assigned.get(place.key, self.in_force), steps)
         self.hosts[host.address] = host
         self._running[job.id] = host
