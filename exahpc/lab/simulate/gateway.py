@@ -73,6 +73,11 @@ class Gateway:
             return
         self.perform(actions)
 
+    def close(self) -> None:
+        """The simulation is over: what is still open has no ending."""
+        for record in self.desk.ledger.records.values():
+            self._outcomes.end(record.client, "open", record.deaths, self._timeline.now)
+
     # --- what agents say -------------------------------------------------------------------------------------
 
     def frame(self, agent: Agent, frame: Frame) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Literal
 
-Ending = Literal["done", "failed", "refused", "no room"]
-ENDINGS: tuple[Ending, ...] = ("done", "failed", "refused", "no room")
+Ending = Literal["done", "failed", "refused", "no room", "open"]
+"""open: it had not ended when the simulation did."""
+ENDINGS: tuple[Ending, ...] = ("done", "failed", "refused", "no room", "open")
 
 
 class Client:

@@ -30,13 +30,15 @@ class Spread(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Of requests that came in some time. first_token, between (on average of each answer), whole: of those that
     ended well; goodput: answers a second within the SLO; late: over the deadline, or not answered; failed,
-    refused, no_room: 5xx, 429, 503; moved: interrupted at least once."""
+    refused, no_room: 5xx, 429, 503; open: had not ended when the simulation did; moved: interrupted at least
+    once."""
 
     requests: int
     done: int
     failed: int
     refused: int
     no_room: int
+    open: int
     moved: int
     late: int
     goodput: float
@@ -179,6 +181,7 @@ def _figures(table: Table, mask: Mask, slo: Slo, seconds: float) -> Figures:
         failed=int(counts[1]),
         refused=int(counts[2]),
         no_room=int(counts[3]),
+        open=int(counts[4]),
         moved=int(np.count_nonzero(table.moved[mask])),
         late=int(np.count_nonzero(mask) - in_time),
         goodput=_round(np.count_nonzero(mask & table.good(slo)) / seconds),

@@ -96,6 +96,8 @@ class World:
                 gateways[int(draw() * count)].open(arrival)
             timeline.run(end)
             timeline.run(end + scenario.slo.deadline)  # what is under way ends
+            for gateway in gateways:
+                gateway.close()
         finally:
             gc.enable()
             gc.unfreeze()
