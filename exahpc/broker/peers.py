@@ -59,7 +59,8 @@ class Norm:
 def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> list[tuple[Replica, Sign, str]]:
     """Judge replicas that do the same work. Returns what each that changes shows, and why.
 
-    room: how many more may be tripped; of this group, never more than its own share, nor the last one.
+    room: how many more may be tripped; of this group, never more than its own share, and never the last one: it
+    takes three to tell which one is slow.
     """
     ready = [replica for replica in group if replica.told.phase == "ready"]
     fresh = [(replica, news) for replica in ready if (news := _news(replica, keys)) is not None]
@@ -82,11 +83,10 @@ def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> li
             case "degraded" if replica.cool >= keys.windows:
                 signs.append((replica, "cool", "like its peers again"))
     room = min(room, allowed(keys, len(group)) - sum(replica.slow for replica in group))
-    serving = sum(replica.serving for replica in ready)
     for _, replica in sorted(hot, key=lambda found: -found[0]):
         why = norm.why(replica.told.service, replica.bad)
-        if room > 0 and serving > 1:
-            room, serving = room - 1, serving - 1
+        if room > 0:
+            room -= 1
             signs.append((replica, "hot", why))
         elif replica.state == "healthy":
             signs.append((replica, "warm", f"{why}; not tripped, because too many are"))
