@@ -26,6 +26,7 @@ from exahpc.agent.replicas import Replica
 from exahpc.agent.starter import Starter
 from exahpc.agent.steps import Step
 from exahpc.agent.traffic import Traffic
+from exahpc.agent.utilization import Gauge
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import ExahpcError
 from exahpc.slurm import here
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 SYNC_SECONDS = 0.2
+GAUGE_SECONDS = 5.0
 TERM_DRAIN_SECONDS = 15.0  # Slurm kills 30 s after TERM (KillWait); stopping a replica takes up to 13 of them
 WARNED_DRAIN_SECONDS = 60.0  # the warning comes 2 minutes before the end, give or take half a minute
 FAREWELL_SECONDS = 0.3  # for the last messages to leave: closing a socket drops what is still in it
@@ -76,6 +78,7 @@ class Agent:
         self._core, self._starter = core, starter
         self._name = f"{pool.name}/{task}"
         self._replicas: dict[int, Replica] = {}
+        self._gauge = Gauge(pool.ranks_per_replica // pool.nodes_per_replica * pool.threads_per_rank)
         self._working: set[asyncio.Task[None]] = set()
         self._events: deque[events.Event] = deque()
         self._handling = False
@@ -118,7 +121,7 @@ class Agent:
         self._control.open()
         if os.environ.get("EXAHPC_WARNED"):  # the warning came while no agent lived
             self._warned()
-        for work in (self._tick_for_ever(), self._sync_for_ever()):
+        for work in (self._tick_for_ever(), self._sync_for_ever(), self._gauge_for_ever()):
             self._spawn(work, vital=True)
         try:
             return await self._farewell(await self._finish)
@@ -277,10 +280,12 @@ class Agent:
 
     def _states(self) -> list[ReplicaState]:
         """All replicas, as the broker is told of them."""
-        return [
-            msgspec.structs.replace(state, service=self._traffic.service(state.slot))
-            for state in self._core.states(self._loop.time())
-        ]
+        states = []
+        for state in self._core.states(self._loop.time()):
+            service = self._traffic.service(state.slot)
+            service = msgspec.structs.replace(service, utilization=self._gauge.share(state.slot))
+            states.append(msgspec.structs.replace(state, service=service))
+        return states
 
     def _ask_rows(self, rows: int) -> None:
         self._control.send(LeaseWanted(rows))  # without a broker: asked again after a while
@@ -301,6 +306,14 @@ class Agent:
             now = self._loop.time()
             slept, last = max(0.0, now - last - TICK_SECONDS), now
             self._emit(events.Tick(self._traffic.tick(), slept))
+
+    async def _gauge_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(GAUGE_SECONDS)
+            slots = self._core.slots
+            self._gauge.look(
+                {slot: r.step.record.socket for slot, r in self._replicas.items() if slots[slot].busy}
+            )
 
     async def _sync_for_ever(self) -> None:
         while True:
