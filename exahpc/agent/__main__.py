@@ -66,7 +66,7 @@ def run(
         epoch=head.epoch if head is not None else 0,
         version=version,
     )
-    relay = Relay(deployment, _tokenizer(deployment))
+    relay = Relay(deployment, _tokenizer(deployment), version)
 
     async def serve() -> int:
         return await Agent(
