@@ -169,7 +169,10 @@ class Relay:
         if own_exit:
             why = f"replica {slot} ended by itself: {story}"
         for job in list(capacity.jobs()):
-            actions += self._lose(job, why, own_exit=own_exit)
+            if any(choice.sequence for choice in job.choices):
+                actions += self._lose(job, why, own_exit=own_exit)
+            else:  # it only waited: nothing was lost, and it cannot be the cause
+                actions += self._turn_away(job, capacity)
         return actions
 
     def tokens(self, slot: int, message: Tokens, now: float) -> list[Action]:
@@ -243,7 +246,7 @@ class Relay:
         return [*self._drop(job), ending]
 
     def _turn_away(self, job: Job, capacity: Capacity) -> list[Action]:
-        """The replica has no room after all: what there is of the request is told, and it may go on elsewhere."""
+        """The replica does not take it after all: what there is of the request is told, it may go on elsewhere."""
         capacity.refused = self._now
         told = self._frames(job.choices)
         ending = RowLost(job.name, False) if job.peer is None else ToPeer(job.peer, Busy(job.name, job.attempt))
@@ -301,6 +304,11 @@ class Relay:
         """Batch rows that this replica can take now. Some places stay free for online requests."""
         capacity = self._slots.get(slot)
         return 0 if capacity is None or self._draining else capacity.free(self._now)
+
+    @property
+    def due(self) -> int:
+        """Choices with text that `flush` would tell."""
+        return len(self._due)
 
     @property
     def idle(self) -> bool:

@@ -582,3 +582,12 @@ def test_the_story_of_a_replica_that_ended_by_itself_is_told_and_others_are_not_
         made.submit(P, submit("a"), 0.0)
         (failed,) = told(made.replica_gone(0, own_exit=own_exit, story="signal 11"), Failed)
         assert (failed.own_exit, "signal 11" in failed.message) == (own_exit, own_exit)
+
+
+def test_who_only_waited_at_a_replica_is_not_to_blame_for_its_end() -> None:
+    made = relay()
+    made.submit(P, submit("killer"), 0.0)
+    made.submit(P, submit("s", alone=True), 0.0)
+    actions = made.replica_gone(0, own_exit=True, story="signal 11")
+    assert [(f.request, f.own_exit) for f in told(actions, Failed)] == [("killer", True)]
+    assert [b.request for b in told(actions, Busy)] == ["s"]
