@@ -46,9 +46,7 @@ class Gauge:
 
     def measure(self, busy: Mapping[int, str]) -> None:
         """The same, in this thread."""
-        self._pids = {
-            socket: self._pids.get(socket) or processes.family(None, socket) for socket in busy.values()
-        }
+        self._pids = {socket: self._pids.get(socket) or processes.family(None, socket) for socket in busy.values()}
         shares = dict.fromkeys(self._shares, 0.0)
         devices = accelerators()
         for slot, socket in busy.items():
