@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from exahpc.wire.messages import Message
+from exahpc.wire.messages import Answer, Message
 
 
 class ToPeer(msgspec.Struct, frozen=True):
     """Send to an entry."""
 
     peer: bytes
-    message: Message
+    message: Answer
 
 
 class ToReplica(msgspec.Struct, frozen=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 from exahpc.wire import link
-from exahpc.wire.messages import Busy, EntryToAgent, Load, Message, Room, Submits
+from exahpc.wire.messages import Answer, Answers, Busy, EntryToAgent, Load, Room, Submits
 
 ROOM_SECONDS = 0.05
 """Least time between two messages about room."""
@@ -19,6 +20,7 @@ MOST_A_SECOND = 320
 _TOKENS, _SEQUENCES = 64, 4  # smaller changes of a slot's load are not worth a message ...
 _SHARE = 1 / 8  # ... nor are changes below this share of it
 _KV = 1 / 10  # change of the share of KV cache that is
+_MOST = 256  # answers in one message
 
 
 def worth_telling(before: list[Load], now: list[Load]) -> bool:
@@ -37,7 +39,11 @@ def _differ(old: Load, new: Load) -> bool:
 
 
 class Entries:
-    """The server side. on_gone is called when a send finds that an entry is not there any more."""
+    """The server side. on_gone is called when a send finds that an entry is not there any more.
+
+    What one turn of the loop has for an entry leaves at its end in one message: a message costs both processes and
+    their ZeroMQ threads far more than an answer in it.
+    """
 
     def __init__(
         self,
@@ -49,7 +55,9 @@ class Entries:
     ) -> None:
         self._on_message, self._on_gone = on_message, on_gone
         self._server = link.Server(ctx, key, host, EntryToAgent, self._heard)
+        self._loop = asyncio.get_running_loop()
         self._peers: set[bytes] = set()
+        self._waiting: dict[bytes, list[Answer]] = {}
         self._told: list[Load] = []
         self._told_at = float("-inf")
         self._hurry = False
@@ -65,13 +73,23 @@ class Entries:
         for one in message.submits if isinstance(message, Submits) else (message,):
             self._on_message(peer, one)
 
-    def send(self, peer: bytes, message: Message) -> None:
-        if not self._server.send(peer, message):
-            if peer in self._peers:
+    def send(self, peer: bytes, answer: Answer) -> None:
+        """At the end of this turn, in the order of the calls."""
+        if isinstance(answer, Busy):
+            self._hurry = True  # whoever was refused should know the load at once
+        if not self._waiting:
+            self._loop.call_soon(self.flush)
+        self._waiting.setdefault(peer, []).append(answer)
+
+    def flush(self) -> None:
+        """Send what waits, now."""
+        waiting, self._waiting = self._waiting, {}
+        for peer, answers in waiting.items():
+            parts = [answers[at : at + _MOST] for at in range(0, len(answers), _MOST)]
+            sent = all(self._server.send(peer, part[0] if len(part) == 1 else Answers(part)) for part in parts)
+            if not sent and peer in self._peers:
                 self._peers.discard(peer)
                 self._on_gone(peer)
-        elif isinstance(message, Busy):
-            self._hurry = True  # whoever was refused should know the load at once
 
     def tell_room(self, loads: list[Load], now: float) -> None:
         """Push the load to every entry when it changed enough; call every ROOM_SECONDS or so."""

@@ -32,6 +32,12 @@ from exahpc.wire.messages import (
     Tokens,
 )
 
+PAUSE = 0.0001
+"""Seconds between two messages of frames for each stream that has something to say: no pause that counts below
+10,000 tokens a second, where each takes its own way to its client ..."""
+LONGEST_PAUSE = 0.05
+"""... and never longer than this. The first token of a stream, and the end of one, never wait."""
+
 
 class Traffic:
     """to_replica: sends to the replica in a slot; ask: asks the broker for so many rows."""
@@ -53,6 +59,8 @@ class Traffic:
         self._serving: set[int] = set()
         self._feeding = True
         self._flushing = False
+        self._told = float("-inf")
+        self._paused: asyncio.TimerHandle | None = None
         self.granted = asyncio.Event()
         """Set when rows may wait to be read: do not wait long with the next `sync`."""
 
@@ -139,7 +147,7 @@ class Traffic:
 
     def tick(self) -> frozenset[int]:
         """Call every 50 ms: sends what is due. Returns the slots that have work in flight."""
-        self.flush()
+        self._after_burst()
         room = self._relay.room()
         self._entries.tell_room(room, self._loop.time())
         return frozenset(load.slot for load in room if load.tokens)
@@ -148,12 +156,36 @@ class Traffic:
         """Flush once after the burst that is being handled, so that frames of one link share a message."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._after_burst)
+
+    def _after_burst(self) -> None:
+        self._flushing = False
+        if self._paused is None:
+            self._tell_or_pause()
+        if self._feeding:
+            self._feed()
+
+    def _tell_or_pause(self) -> None:
+        """Under load, frames wait a little, so that one carries several tokens of its stream."""
+        self._paused = None
+        wait = self._told + min(LONGEST_PAUSE, PAUSE * self._relay.due) - self._loop.time()
+        if wait > 0:
+            self._paused = self._loop.call_later(wait, self._tell_or_pause)
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send the frames that are due."""
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        self._told = self._loop.time()
+        self._act(self._relay.flush(self._told))
 
     def flush(self) -> None:
-        """Send the frames that are due, and offer free places to batch rows."""
-        self._flushing = False
-        self._act(self._relay.flush(self._loop.time()))
+        """Send all there is to say, now, and offer free places to batch rows."""
+        self._tell()
+        self._entries.flush()
         if self._feeding:
             self._feed()
 
@@ -178,4 +210,6 @@ class Traffic:
         return progress
 
     def close(self) -> None:
+        if self._paused is not None:
+            self._paused.cancel()
         self._entries.close()

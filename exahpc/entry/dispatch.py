@@ -52,6 +52,7 @@ class Dispatch:
         self._outbox = Outbox(self._tell, self._unsent)
         self._release: asyncio.TimerHandle | None = None
         self._next_beat = 0.0
+        self._touched: list[Record] = []
         self._broker = link.Client(
             ctx,
             key,
@@ -89,11 +90,14 @@ class Dispatch:
     def _handle(self, agent: Agent, message: m.AgentToEntry) -> None:
         now, desk = self._loop.time(), self.desk
         match message:
+            case m.Answers():
+                for one in message.answers:
+                    self._from_agent(agent, one)
             case m.Frames():
                 touched, actions = desk.frames(agent, message.frames, now)
-                for record in touched:
-                    if not record.client.write(record.take()):
-                        self._cut(record)
+                if touched and not self._touched:
+                    self._loop.call_soon(self._write)
+                self._touched += touched
                 if actions:
                     self.perform(actions + desk.pump(now))
             case m.Done():
@@ -108,6 +112,16 @@ class Dispatch:
                 self.perform(desk.room(agent, message, now))
             case _:
                 assert_never(message)
+
+    def _write(self) -> None:
+        """Pass on what came in this turn of the loop: a client whose stream moved several times gets one piece."""
+        touched, self._touched = self._touched, []
+        for record in touched:
+            try:
+                if record.out and record.phase != "ended" and not record.client.write(record.take()):
+                    self._cut(record)
+            except Exception:  # one client must not stop the others
+                log.exception("request %s: its client cannot be written to", record.id)
 
     def _cut(self, record: Record) -> None:
         log.warning("request %s is cut off: its client does not read", record.id)
@@ -183,10 +197,12 @@ class Dispatch:
                 case Comfort(record=record):
                     record.client.comfort()
                 case Finish(record=record, data=data):
-                    record.client.finish(data)
+                    record.client.finish(record.take() + data if record.out else data)
                 case Refuse(record=record, error=error):
                     if error.status >= 500:
                         log.warning("request %s failed: %s", record.id, error.message)
+                    if record.out:
+                        record.client.write(record.take())
                     record.client.refuse(error)
                 case Connect(agent=agent):
                     self._connect(agent)

@@ -84,12 +84,15 @@ class Head:
                 if self.entry is not None:
                     self.entry.close()
                 self.entry = link.Client(
-                    self.ctx, self.key, lambda: message.address, m.AgentToEntry, self.answers.append
+                    self.ctx, self.key, lambda: message.address, m.AgentToEntry, self.answered
                 )
             case m.AgentBeat():
                 self.note(message.replicas)
             case m.AgentGone():
                 self.gone = message
+
+    def answered(self, message: Any) -> None:
+        self.answers += message.answers if isinstance(message, m.Answers) else [message]
 
     def note(self, replicas: list[m.ReplicaState]) -> None:
         for state in replicas:

@@ -70,6 +70,8 @@ from exahpc.wire.messages.replica import (
     Tokens,
 )
 from exahpc.wire.messages.requests import (
+    Answer,
+    Answers,
     Busy,
     Cancel,
     Done,
@@ -84,7 +86,7 @@ from exahpc.wire.messages.requests import (
 )
 
 EntryToAgent = Submit | Submits | Cancel
-AgentToEntry = Frames | Done | Failed | Busy | Room
+AgentToEntry = Answer | Answers
 ToBroker = (
     AgentHello
     | AgentBeat
@@ -120,6 +122,8 @@ __all__ = [
     "AgentStatus",
     "AgentToEntry",
     "AgentToReplica",
+    "Answer",
+    "Answers",
     "BatchCancel",
     "BatchOpen",
     "BatchQuery",

@@ -138,3 +138,12 @@ class Room(Message, frozen=True):
     second while there is any. Only entries that have sent something are told."""
 
     loads: list[Load]
+
+
+Answer = Frames | Done | Failed | Busy | Room
+
+
+class Answers(Message, frozen=True):
+    """agent -> entry: what was to be said in one moment, in order. Each stands for itself."""
+
+    answers: list[Answer]

@@ -9,7 +9,7 @@ import pytest
 
 from exahpc.agent.entries import Entries, worth_telling
 from exahpc.wire import link
-from exahpc.wire.messages import AgentToEntry, Busy, Cancel, Load, Room
+from exahpc.wire.messages import AgentToEntry, Answers, Busy, Cancel, Done, Load, Room
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,11 @@ def test_room_is_told_at_once_after_busy_but_not_twice_in_a_moment_and_the_dead_
         gone: list[bytes] = []
         entries = Entries(ctx, key, "127.0.0.1", lambda peer, _: peers.append(peer), gone.append)
         heard: list[Any] = []
-        entry = link.Client(ctx, key, lambda: entries.address, AgentToEntry, heard.append)
+
+        def hear(message: Any) -> None:
+            heard.extend(message.answers if isinstance(message, Answers) else [message])
+
+        entry = link.Client(ctx, key, lambda: entries.address, AgentToEntry, hear)
         await _until(lambda: entry.up)
         entry.send(Cancel("x"))
         await _until(lambda: peers)
@@ -82,6 +86,32 @@ def test_room_is_told_at_once_after_busy_but_not_twice_in_a_moment_and_the_dead_
         await _until(lambda: entries.send(peers[0], Busy("y", 1)) or gone)
         entries.send(peers[0], Busy("y", 1))
         assert gone == [peers[0]], "told once"
+        entries.close()
+
+    asyncio.run(story())
+
+
+def test_what_one_turn_of_the_loop_has_for_an_entry_leaves_in_one_message_in_order() -> None:
+    async def story() -> None:
+        ctx, key = link.context(), link.FleetKey.make()
+        peers: list[bytes] = []
+        entries = Entries(ctx, key, "127.0.0.1", lambda peer, _: peers.append(peer), lambda peer: None)
+        heard: list[Any] = []
+        entry = link.Client(ctx, key, lambda: entries.address, AgentToEntry, heard.append)
+        await _until(lambda: entry.up)
+        entry.send(Cancel("x"))
+        await _until(lambda: peers)
+        done = [Done(f"r{number}", 1, b"", 1, 1) for number in range(300)]
+        for one in done:
+            entries.send(peers[0], one)
+        await _until(lambda: len(heard) == 2)
+        assert [len(message.answers) for message in heard] == [256, 44], "a message is bounded"
+        assert [one for message in heard for one in message.answers] == done
+        entries.send(peers[0], Busy("y", 1))
+        entries.flush()
+        await _until(lambda: len(heard) == 3)
+        assert heard[2] == Busy("y", 1), "alone, it needs no envelope"
+        entry.close()
         entries.close()
 
     asyncio.run(story())

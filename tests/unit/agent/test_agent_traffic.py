@@ -9,7 +9,7 @@ from typing import Any, cast
 from exahpc.agent.actions import RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.leases import LeaseWorker, Row
 from exahpc.agent.relay import Relay
-from exahpc.agent.traffic import Traffic
+from exahpc.agent.traffic import LONGEST_PAUSE, Traffic
 from exahpc.wire import link
 from exahpc.wire.messages import (
     Abort,
@@ -25,6 +25,8 @@ from exahpc.wire.messages import (
 
 
 class NotedRelay:
+    due = 0
+
     def __init__(self) -> None:
         self.places: dict[int, int] = {}
         self.rows: list[tuple[str, int]] = []
@@ -110,6 +112,7 @@ class Rig:
         self.relay.places = places
         self.sent: list[tuple[int, Any]] = []
         self.asked: list[int] = []
+        self.loop = asyncio.get_running_loop()
         self.ctx, self.key = link.context(), link.FleetKey.make()
         self.traffic = Traffic(
             self.ctx,
@@ -213,5 +216,29 @@ def test_a_burst_of_messages_is_flushed_once() -> None:
             rig.traffic.tokens(0, Tokens([], []))
         await asyncio.sleep(0.05)
         assert rig.relay.calls.count("flush") == before + 1
+
+    run({0: 0}, 0, check)
+
+
+def test_with_many_streams_frames_wait_for_company_but_never_long() -> None:
+    async def check(rig: Rig) -> None:
+        pauses: list[float] = []
+        rig.relay.due = 1_000_000
+        for _ in range(3):
+            rig.traffic.flush()
+            begun, before = rig.loop.time(), rig.relay.calls.count("flush")
+            while rig.relay.calls.count("flush") == before:
+                rig.traffic.tokens(0, Tokens([], []))
+                await asyncio.sleep(0)
+            pauses.append(rig.loop.time() - begun)
+        assert min(pauses) > 0.9 * LONGEST_PAUSE
+        rig.relay.due = 0
+        rig.traffic.flush()
+        before = rig.relay.calls.count("flush")
+        for number in range(1, 4):
+            rig.traffic.tokens(0, Tokens([], []))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert rig.relay.calls.count("flush") == before + number, "a few streams never wait"
 
     run({0: 0}, 0, check)
