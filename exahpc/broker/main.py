@@ -345,6 +345,7 @@ class Broker:
             self._entries.rows(),
             self._batches.status(),
             notes,
+            self._policies.ill,
             now,
         )
 

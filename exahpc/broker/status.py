@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.recovery import Recovery
@@ -22,16 +22,19 @@ def reply(
     entries: Sequence[EntryStatus],
     batches: Sequence[BatchStatus],
     notes: Iterable[str],
+    ill: Callable[[str], list[tuple[int, str, str]]],
     now: float,
 ) -> StatusReply:
-    """recovery: None with the local launcher; notes: the broker's own, shown first."""
+    """recovery: None with the local launcher; notes: the broker's own, shown first; ill: (slot, state, why) of an
+    agent's replicas that are not healthy."""
     agents: list[AgentStatus] = []
     troubles: list[str] = []
     waiting: Counter[tuple[str, str]] = Counter()
     ready: Counter[str] = Counter()
     for view, restarts, heard, replicas in fleet.snapshot():
         record = recovery.record(view.key) if recovery else None
-        agents.append(_agent(view, restarts, now - heard if heard else -1.0, replicas, record, recovery))
+        age = now - heard if heard else -1.0
+        agents.append(_agent(view, restarts, age, replicas, ill(view.key), record, recovery))
         ready[view.pool] += sum(replica.phase == "ready" for replica in replicas)
         if view.phase == "alive":
             troubles += _of_replicas(view, replicas)
@@ -68,6 +71,7 @@ def _agent(
     restarts: int,
     age: float,
     replicas: list[ReplicaState],
+    health: list[tuple[int, str, str]],
     record: JobRecord | None,
     recovery: Recovery | None,
 ) -> AgentStatus:
@@ -84,6 +88,7 @@ def _agent(
         beat_age=age,
         restarts=restarts,
         replicas=replicas,
+        health=health,
     )
 
 
