@@ -52,8 +52,7 @@ class Admission:
     """The line of requests that no replica can take now. most: fresh ones at most; most_per_key: of one key."""
 
     def __init__(self, most: int, most_per_key: int | None, pace: Pace) -> None:
-        self._most = most
-        self._most_per_key = most if most_per_key is None else most_per_key
+        self._most, self._most_per_key = most, most_per_key
         self._pace = pace
         self._clock = Clock()
         self._lanes: dict[str, Lane] = {}
@@ -79,7 +78,7 @@ class Admission:
         """
         gone = None
         own = len(self._fresh.get(record.key, ()))
-        if own >= self._most_per_key:
+        if self._most_per_key is not None and own >= self._most_per_key:
             raise self._full(f"{own} requests of this API key wait already (limits.max_waiting_per_key)", own)
         if self._fresh_count >= self._most:
             gone = self._giving_way(record, own)

@@ -70,15 +70,16 @@ class FairQueue:
         """It was taken, but not served: it is its key's first again, as if nothing had happened."""
         flow = self._flows.setdefault(record.key, _Flow())
         flow.tag = max(flow.tag, self._clock.now) - record.tokens
-        self._enter(record.key, flow)
+        self._enter(record.key, flow, front=True)
         line = flow.line(record)
         line[record.id] = record
         line.move_to_end(record.id, last=False)
         self._size += 1
 
-    def _enter(self, key: str, flow: _Flow) -> None:
+    def _enter(self, key: str, flow: _Flow, *, front: bool = False) -> None:
+        """front: before those of the same tag."""
         self._pushed += 1
-        flow.entry = (flow.tag, self._pushed, key)
+        flow.entry = (flow.tag, -self._pushed if front else self._pushed, key)
         heappush(self._heap, flow.entry)
 
     def first(self) -> tuple[float, Record] | None:

@@ -1,7 +1,7 @@
 """Who kills replicas is found, and nobody else pays for it: entry, agents and replicas played through together.
 
-The desk and the relays are the real ones. Replicas are played: each gives every sequence one token a step, and ends
-by itself when a poisonous request has got as far as it needs to.
+The desk and the relays are the real ones. Replicas are played: each gives every sequence one token a step, and
+ends by itself when a poisonous request has got as far as it needs to.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ class Play:
                     ended.append((sequence, "length"))
                     del node.running[sequence]
             if tokens:
-                self.carry(node, node.relay.tokens(node.task, m.Tokens(tokens, ended), self.now))  # type: ignore[arg-type]
-            self.carry(node, node.relay.flush(self.now))
-        self.perform(self.desk.tick(self.now))
+                self.carry(node, node.relay.tokens(node.task, m.Tokens(tokens, ended), self.now))  # type:
+                ignore[arg-type] self.carry(node, node.relay.flush(self.now))
+                self.perform(self.desk.tick(self.now))
 
     def die(self, node: Node) -> None:
         self.deaths.append({self.body_of(admit).decode() for admit in node.running.values()})
