@@ -252,9 +252,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         one.lane, one.alone = lane, alone
         try:
             gone = self.admission.enter(one)
-        except RequestError as error:
-            assert error.status == 429
-            assert error.retry_after is not None
+        except RequestError:
             assert len(self.fresh) >= 8 or sum(self.waiting[i].key == key for i in self.fresh) >= 5
             return
         if gone is not None:

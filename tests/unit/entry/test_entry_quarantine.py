@@ -177,9 +177,9 @@ class Play:
                     ended.append((sequence, "length"))
                     del node.running[sequence]
             if tokens:
-                self.carry(node, node.relay.tokens(node.task, m.Tokens(tokens, ended), self.now))  # type:
-                ignore[arg-type] self.carry(node, node.relay.flush(self.now))
-                self.perform(self.desk.tick(self.now))
+                self.carry(node, node.relay.tokens(node.task, m.Tokens(tokens, ended), self.now))  # type: ignore[arg-type]
+            self.carry(node, node.relay.flush(self.now))
+        self.perform(self.desk.tick(self.now))
 
     def die(self, node: Node) -> None:
         self.deaths.append({self.body_of(admit).decode() for admit in node.running.values()})
