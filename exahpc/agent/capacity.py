@@ -49,9 +49,14 @@ class Capacity:
 
     @property
     def load(self) -> Load:
-        """For the entries. A running sequence holds its prompt from the start, and its tokens as they come."""
+        """For the entries. A running sequence holds its prompt from the start, and its tokens as they come. A
+        replica that is emptied for one request has no place for another."""
+        if not self.running and not self.outstanding:
+            return Load(self.hello.slot, 0)
         running = self.running.values()
         sequences = len(running) + len(self.online) + len(self.rows)
+        if self.alone:
+            sequences = max(sequences, self.hello.sequences)
         held = sum(choice.need - choice.left + choice.prefill for choice in running)
         return Load(self.hello.slot, self.outstanding, sequences, min(1.0, held / self.hello.tokens))
 

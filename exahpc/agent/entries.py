@@ -25,7 +25,7 @@ _MOST = 256  # answers in one message
 
 def worth_telling(before: list[Load], now: list[Load]) -> bool:
     """Whether entries would route differently: slots came or went, one became idle or busy, or moved by much."""
-    return len(before) != len(now) or any(map(_differ, before, now))
+    return before != now and (len(before) != len(now) or any(map(_differ, before, now)))
 
 
 def _differ(old: Load, new: Load) -> bool:

@@ -60,6 +60,8 @@ class Roster:
         for key, route in routes.items():
             self._list(key, route, changes)
         self._leave(routes, changes.replaced, now)
+        used = {agent.group for agent in self.agents.values()}
+        self._groups = {place: group for place, group in self._groups.items() if group in used}
         listed = [agent for agent in self.agents.values() if agent.listed]
         self.versions = frozenset(agent.version for agent in listed)
         self.probing = any(r.probe and r.listed for agent in listed for r in agent.replicas.values())
@@ -99,11 +101,11 @@ class Roster:
         for key, agent in self.agents.items():
             if key in present:
                 continue
+            if agent.listed and agent.kept_until > now:
+                continue
             if newest.get((key.pool, key.task), -1) > key.incarnation:
                 replaced.append(agent)
-                agent.kept_until = 0.0
-            if agent.kept_until <= now:
-                _unlist_all(agent)
+            _unlist_all(agent)
 
     def expire(self, now: float) -> list[Agent]:
         """Agents that no table names (any more)."""

@@ -544,12 +544,12 @@ def test_a_replica_is_emptied_for_a_request_that_runs_alone_and_is_full_until_it
     made = relay(sequences=4)
     (a, b) = (admits(made.submit(P, submit(name), 0.0))[0].sequence for name in "ab")
     assert made.submit(P, submit("s", alone=True, n=2, stream=True), 0.0) == []
-    assert made.free(0) == 0
+    assert (made.free(0), made.room()[0].sequences) == (0, 4)
     assert told(made.submit(Q, submit("c"), 0.0), Busy)
     assert told(made.submit(Q, submit("t", alone=True), 0.0), Busy)
     assert admits(made.tokens(0, Tokens([], [(a, "stop")]), 0.1)) == []
     (one, two) = admits(made.tokens(0, Tokens([], [(b, "stop")]), 0.2))
-    assert (one.stream, two.stream) == (0, 1)
+    assert (one.stream, two.stream, made.room()[0].sequences) == (0, 1, 4)
     assert told(made.submit(Q, submit("c"), 0.3), Busy)
     made.tokens(0, Tokens([], [(one.sequence, "stop")]), 0.4)
     assert told(made.submit(Q, submit("c"), 0.4), Busy)

@@ -78,11 +78,35 @@ def test_a_successor_beside_its_predecessor_replaces_nothing_until_that_one_leav
     assert router.expire(0.0) == [old.agent]
 
 
-def test_an_old_agent_that_is_not_in_a_new_brokers_table_is_replaced_only_by_a_newer_one() -> None:
-    router = router_of([agent(2, m.Route(0, 1, 4))])
-    changes = router.update(m.FleetTable(2, 1, [agent(1, m.Route(0, 1, 4))]), 0.0)
+def test_a_new_broker_that_knows_only_the_successor_takes_nothing_from_its_predecessor_at_once() -> (
+    None
+):
+    router = router_of([agent(1, m.Route(0, 1, 4))])
+    old = taken(router)
+    router.update(m.FleetTable(1, 2, [agent(1), agent(2, m.Route(0, 1, 4))]), 0.0)
+    changes = router.update(m.FleetTable(2, 1, [agent(2, m.Route(0, 1, 4))]), 0.0)
     assert changes is not None
     assert changes.replaced == []
+    assert router.expire(5.0) == []
+    changes = router.update(m.FleetTable(2, 2, [agent(2, m.Route(0, 1, 4))]), 11.0)
+    assert changes is not None
+    assert changes.replaced == [old.agent]
+
+
+def test_an_older_agent_in_the_table_replaces_nothing() -> None:
+    router = router_of([agent(2, m.Route(0, 1, 4))])
+    changes = router.update(m.FleetTable(1, 2, [agent(1, m.Route(0, 1, 4))]), 0.0)
+    assert changes is not None
+    assert changes.replaced == []
+
+
+def test_groups_of_agents_that_are_gone_do_not_pile_up() -> None:
+    router = router_of(routes(2))
+    for number in range(2, 50):
+        router.update(m.FleetTable(1, number, routes(2, first=2 * number, version=f"v{number}")), 0.0)
+        for gone in router.expire(0.0):
+            router.forget(gone)
+    assert len(list(router._roster.groups)) <= 2
 
 
 def test_an_agent_whose_pool_got_another_length_class_is_still_one_agent() -> None:
