@@ -40,6 +40,7 @@ from exahpc.agent.events import (
 )
 from exahpc.agent.slot import Slot
 from exahpc.deployment.spec import Recovery
+from exahpc.deployment.versions import named
 from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, SwitchVersion, Welcome
 
 LINK_GRACE = 3.0  # a lost socket is usually a dying step, whose end tells more: wait for it
@@ -366,7 +367,7 @@ class AgentCore:
             case SwitchVersion():
                 if message.version == self.version:
                     return []
-                reason = f"switching to {message.version or 'the first version'}"
+                reason = f"switching to {named(message.version)}"
                 return self._drain(Drain(message.seconds, reason, requeue=False, again=True), now)
             case RestartReplica():
                 slot = self.slots.get(message.slot)

@@ -14,8 +14,9 @@ from exahpc.broker.gates import Figures, Verdict
 from exahpc.broker.moving import AWAY_SECONDS, Moving, Task, in_turn, may_move
 from exahpc.broker.shares import cautious, eager, proportional
 from exahpc.broker.values import AgentView, Decided, FleetAction, InForce, RolloutMoved, Switch
-from exahpc.broker.versions import FORWARD, Event, RolloutState, named
+from exahpc.broker.versions import FORWARD, Event, RolloutState
 from exahpc.deployment import policy
+from exahpc.deployment.versions import named
 from exahpc.errors import DeploymentError
 from exahpc.wire.messages import RolloutCommand, RolloutStatus, Share, VersionStatus
 

@@ -77,8 +77,3 @@ class RolloutState(msgspec.Struct, frozen=True):
         if after is None:
             raise StateError(f"a rollout that is {self.phase} since {self.since:.0f} cannot take {event!r}")
         return msgspec.structs.replace(self, phase=after, since=now, story=story)
-
-
-def named(version: str) -> str:
-    """A label for people."""
-    return version or "the first version"

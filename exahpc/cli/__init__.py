@@ -23,6 +23,7 @@ _COMMANDS = {
     "watch": "exahpc.cli.watch:watch",
     "batch": "exahpc.cli.batch:batch",
     "model": "exahpc.cli.model:model",
+    "rollout": "exahpc.cli.rollout:rollout",
     "curve": "exahpc.cli.curve:curve",
     "simulate": "exahpc.cli.simulate:simulate",
 }

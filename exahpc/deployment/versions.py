@@ -33,6 +33,11 @@ _HEAD = "the broker and the entries read it at `exahpc up`"
 _JOBS = "the jobs that run were submitted with it"
 
 
+def named(label: str) -> str:
+    """A label for people."""
+    return label or BASE
+
+
 def label_of(toml: str) -> str:
     """The default label of a deployment file: a short hash of its content."""
     return hashlib.sha256(toml.encode()).hexdigest()[:8]
