@@ -122,6 +122,7 @@ pause() { # SECONDS: false when told to stop meanwhile (a trap ends the wait at 
 # --- the script ----------------------------------------------------------------------------------------------------
 
 keepers=()
+told='' # to end
 
 # start FINAL LOG COMMAND...: a keeper in the background; its process id is in $started_keeper.
 start() {
@@ -131,10 +132,12 @@ start() {
     ) &
     started_keeper=$!
     keepers+=("$started_keeper")
+    [ -z "$told" ] || kill -TERM "$started_keeper" # told while there was nobody to pass it on to
 }
 
 forward() { # SIGNAL: to all keepers, which pass it on
     local pid
+    [ "$1" != TERM ] || told=1
     for pid in "${keepers[@]}"; do kill "-$1" "$pid" 2>/dev/null; done
     return 0
 }

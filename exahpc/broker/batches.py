@@ -93,6 +93,12 @@ class Batches:
             self._end(message.batch, entry, "cancelled")
         return BatchState(self._status(message.batch, entry))
 
+    @property
+    def rows(self) -> int:
+        """Rows of all batches that are to be run still."""
+        running = (entry.status for entry in self._batches.values() if entry.status.state == "running")
+        return sum(status.total - status.ok - status.failed for status in running)
+
     def status(self) -> list[BatchStatus]:
         return [self._status(batch, entry) for batch, entry in self._batches.items()]
 

@@ -22,6 +22,7 @@ from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
 from exahpc.broker.memory import Agent, Memory, Rollout, Started
+from exahpc.broker.parking import Parking
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
@@ -120,7 +121,7 @@ class Broker:
         self._journal = Journal(journals, epoch, memory.records(now), started)
         self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
         self._policies = Policies(
-            self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory)
+            self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )
         self._switcher = Switcher(self._folder, self._deployment, epoch, self._tell_agent)
         self._rebuilder: Rebuilder | None = None
@@ -131,6 +132,8 @@ class Broker:
             )
         blind = before is not None and not memory.agents
         self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
+        self._parking = Parking(self._folder, self._deployment) if self._cluster is None else None
+        self._act(self._policies.begin(now, fresh=not memory.agents))
 
     def _listen(self, context: zmq.Context[zmq.Socket[bytes]], before: HeadRecord | None) -> None:
         """Bind, where possible at the address that peers knock at already, and say where we are."""
@@ -314,7 +317,12 @@ class Broker:
                         self._server.send(peer, revoke)
             now = self._now()
             self._act(self._fleet.tick(now))
+            self._policies.rows = self._batches.rows
             self._act(self._policies.tick(now))
+            if (spent := self._policies.account.tick(self._fleet.nodes, now)) is not None:
+                self._journal.append(spent)
+            if self._parking is not None and not self._draining:
+                self._parking.sync(self._fleet.parked)
             self._entries.tick(now)
 
     async def _watch_record(self) -> None:
@@ -345,7 +353,6 @@ class Broker:
             self._entries.rows(),
             self._batches.status(),
             notes,
-            self._policies.ill,
             now,
         )
 
@@ -354,6 +361,8 @@ class Broker:
         self._draining = self._policies.draining = True
         if self._rebuilder is not None:
             self._rebuilder.draining = True
+        if self._parking is not None:  # before agents end: their supervisors look whether they are wanted again
+            self._parking.end()
         self._act(self._fleet.drain(seconds, "the deployment is taken down", now))
         if first:
             self._spawn(self._end_fleet(now + seconds + DRAIN_SLACK))

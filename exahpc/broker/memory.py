@@ -130,7 +130,14 @@ class Rollout(Record, frozen=True):
     state: RolloutState
 
 
-AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Rollout
+class Spent(Record, frozen=True):
+    """Node-hours used until then, and the nodes that were held then."""
+
+    node_hours: float
+    nodes: int
+
+
+AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Rollout | Spent
 
 REMEMBER_SECONDS = 24 * 3600.0
 
@@ -150,6 +157,7 @@ class Memory:
     excluded: dict[str, Excluded] = field(default_factory=dict)
     no_requeue: dict[str, NoRequeue] = field(default_factory=dict)
     rollout: Rollout | None = None
+    spent: Spent | None = None
 
     def apply(self, record: AnyRecord) -> None:
         match record:
@@ -180,6 +188,8 @@ class Memory:
                 self.replaced[record.job] = record.at
             case Rollout():
                 self.rollout = record
+            case Spent():
+                self.spent = record
 
     def _we_cancelled(self, record: Begun | Ended) -> None:
         if record.job:
@@ -209,6 +219,8 @@ class Memory:
         yield from self.no_requeue.values()
         if self.rollout is not None:
             yield self.rollout
+        if self.spent is not None:
+            yield self.spent
 
     def carried(self) -> list[tuple[AgentView, AgentRoute | None]]:
         """What `Fleet` begins with."""

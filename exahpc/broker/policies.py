@@ -11,12 +11,15 @@ from typing import assert_never
 
 import msgspec
 
+from exahpc.broker.budget import Account
 from exahpc.broker.entries import SILENCE_SECONDS
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.health import Health
 from exahpc.broker.illness import HandBack, Order, Restart, Weigh
+from exahpc.broker.memory import Spent
 from exahpc.broker.moving import Task
 from exahpc.broker.rollout import Rollout
+from exahpc.broker.scaler import Change, Demand, PoolState, Scaler
 from exahpc.broker.values import AgentView, Decided, FleetAction
 from exahpc.broker.versions import RolloutState
 from exahpc.deployment.policy import Scaling
@@ -27,8 +30,15 @@ from exahpc.wire.messages import DrainAgent, EntryBeat, ReplicaState, RestartRep
 class Policies:
     """Times in seconds of the fleet's clock."""
 
-    def __init__(self, deployment: Deployment, fleet: Fleet, now: float, rollout: Rollout | None = None) -> None:
-        """rollout: as an earlier broker left it."""
+    def __init__(
+        self,
+        deployment: Deployment,
+        fleet: Fleet,
+        now: float,
+        rollout: Rollout | None = None,
+        spent: Spent | None = None,
+    ) -> None:
+        """rollout, spent: as an earlier broker left them."""
         self._deployment, self._fleet = deployment, fleet
         self._shapes = {pool.name: _shape(pool) for pool in deployment.pool}
         self._health = Health(
@@ -41,7 +51,17 @@ class Policies:
         self.rollout = rollout or Rollout(RolloutState(), deployment.rollout, deployment.routing.headroom)
         self.draining = False
         """The deployment is taken down: no version is changed any more."""
-        self._waiting: dict[bytes, tuple[float, int]] = {}
+        self.account = Account(deployment.budget.node_hours, spent, now)
+        """Node-hours; whoever has the fleet's clock ticks it."""
+        self.rows = 0
+        """Batch rows that are not done."""
+        self._scaler = Scaler(deployment)
+        self._beats: dict[bytes, tuple[float, EntryBeat]] = {}
+
+    def begin(self, now: float, *, fresh: bool) -> list[FleetAction]:
+        """Call once, before anything is heard. fresh: nothing of an earlier broker is known."""
+        changes = self._scaler.begin(self._states(), now, fresh=fresh)
+        return [action for action in self._fit(changes, now) if not isinstance(action, Decided)]
 
     def up(self, view: AgentView, now: float) -> list[FleetAction]:
         """An agent said hello, or is heard again."""
@@ -59,14 +79,16 @@ class Policies:
 
     def entry(self, peer: bytes, beat: EntryBeat, now: float) -> None:
         """An entry told its load."""
-        self._waiting[peer] = now, beat.waiting
+        self._beats[peer] = now, beat
 
     def tick(self, now: float) -> list[FleetAction]:
         """Call about once a second."""
         actions = self._care(self._health.tick(now))
         if not self.draining:
-            actions += self.rollout.tick(self.tasks, self._waiting_requests(now), now)
+            demand = self._demand(now)
+            actions += self.rollout.tick(self.tasks, demand.waiting, now)
             self._fleet.share(self.rollout.shares)
+            actions += self._scale(demand, now)
         return actions
 
     def tasks(self) -> list[Task]:
@@ -83,16 +105,57 @@ class Policies:
                 tuple(replicas),
             )
             for view, _, _, replicas in self._fleet.snapshot()
+            if not view.parked
         ]
 
-    def _waiting_requests(self, now: float) -> int:
+    def _demand(self, now: float) -> Demand:
         """Of all entries that are heard."""
-        self._waiting = {peer: told for peer, told in self._waiting.items() if now - told[0] < SILENCE_SECONDS}
-        return sum(waiting for _, waiting in self._waiting.values())
+        self._beats = {peer: told for peer, told in self._beats.items() if now - told[0] < SILENCE_SECONDS}
+        beats = [beat for _, beat in self._beats.values()]
+        return Demand(
+            sum(beat.outstanding for beat in beats),
+            sum(beat.waiting for beat in beats),
+            max((beat.oldest for beat in beats), default=0.0),
+            self.rows,
+        )
+
+    def _scale(self, demand: Demand, now: float) -> list[FleetAction]:
+        may_grow = not self.account.exhausted
+        actions: list[FleetAction] = []
+        if not may_grow:
+            for view in list(self._fleet.absent()):
+                if view.phase != "expected":
+                    actions += self._fit([Change(view.key, False)], now)
+        if self._scaler.used:
+            changes = self._scaler.tick(demand, self._states(), now, may_grow=may_grow)
+            if self.rollout.state.changing:  # it counts on the tasks that it has seen
+                changes = [change for change in changes if change.wake]
+            actions += self._fit(changes, now)
+            self._fleet.sleep(self._scaler.asleep)
+        return actions
+
+    def _states(self) -> dict[str, PoolState]:
+        states = {pool.name: PoolState() for pool in self._deployment.pool}
+        for view, _, _, replicas in self._fleet.snapshot():
+            states[view.pool].add(view, replicas)
+        return states
+
+    def _fit(self, changes: Iterable[Change], now: float) -> list[FleetAction]:
+        """Wake and park tasks."""
+        actions: list[FleetAction] = []
+        for key, wake in changes:
+            if wake:
+                actions += [Decided(f"{key} is wanted"), *self._fleet.unpark(key, now)]
+            else:
+                seconds = self._deployment.walltime.drain_seconds
+                parked = self._fleet.park(key, seconds, "not needed now", now)
+                actions += [Decided(f"{key} is not wanted any more"), *parked]
+        return actions
 
     def notes(self, now: float) -> list[str]:
         """For `status`."""
-        return self.rollout.notes() + self._health.notes()
+        scaling = self._scaler.notes(self._states()) if self._scaler.used else []
+        return self.rollout.notes() + self._health.notes() + scaling + self.account.note()
 
     def ill(self, key: str) -> list[tuple[int, str, str]]:
         """(slot, state, why) of an agent's replicas that are not healthy."""

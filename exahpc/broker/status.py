@@ -31,21 +31,25 @@ def reply(
     troubles: list[str] = []
     waiting: Counter[tuple[str, str]] = Counter()
     ready: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
     for view, restarts, heard, replicas in fleet.snapshot():
         record = recovery.record(view.key) if recovery else None
         age = now - heard if heard else -1.0
         agents.append(_agent(view, restarts, age, replicas, ill(view.key), record, recovery))
         ready[view.pool] += sum(replica.phase == "ready" for replica in replicas)
+        wanted[view.pool] += 0 if view.parked else len(deployment.pool_named(view.pool).slots_of_task(view.task))
         if view.phase == "alive":
             troubles += _of_replicas(view, replicas)
+        elif view.parked:
+            continue
         elif record is not None and record.state in ("pending", "requeued"):
             waiting[view.pool, record.reason or record.raw] += 1
         else:
             troubles.append(_of_absent(view, recovery, now))
     lines = list(notes)
     for pool in deployment.pool:
-        if ready[pool.name] < pool.replicas:
-            lines.append(f"pool {pool.name}: {ready[pool.name]} of {pool.replicas} replicas are ready")
+        if ready[pool.name] < wanted[pool.name]:
+            lines.append(f"pool {pool.name}: {ready[pool.name]} of {wanted[pool.name]} replicas are ready")
     for (name, reason), count in sorted(waiting.items()):
         lines.append(f"pool {name}: {count} {_tasks(count)} in Slurm's queue: {reason}")
     lines += troubles
@@ -53,7 +57,7 @@ def reply(
         lines[MOST_NOTES:] = [f"... and {len(lines) - MOST_NOTES} more of this kind"]
     return StatusReply(
         epoch=fleet.epoch,
-        wanted=deployment.wanted_replicas,
+        wanted=wanted.total(),
         ready=ready.total(),
         agents=agents,
         entries=list(entries),
@@ -89,6 +93,8 @@ def _agent(
         restarts=restarts,
         replicas=replicas,
         health=health,
+        version=view.version,
+        parked=view.parked,
     )
 
 

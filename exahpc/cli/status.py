@@ -12,22 +12,24 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from exahpc.cli import fleet_view
 from exahpc.cli.common import deployment_argument, json_text, notes, opened, slurm_client
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, LinkError
 from exahpc.launch import place, ready, stop
 from exahpc.wire.folder import Folder
-from exahpc.wire.messages import AgentStatus, ReplicaState, StatusReply
-
-_COLOURS = {"ready": "green", "draining": "yellow", "down": "red"}
+from exahpc.wire.messages import StatusReply
 
 
 @click.command()
 @deployment_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="Everything the broker knows, as JSON.")
+@click.option("--all", "every", is_flag=True, help="A row for each replica, also of a large deployment.")
 @click.option("--watch", is_flag=True, help="Look again every two seconds until Ctrl-C.")
-def status(name: str | None, as_json: bool, watch: bool) -> None:
+def status(name: str | None, as_json: bool, every: bool, watch: bool) -> None:
     """Show the state of NAME; without NAME, list the deployments.
+
+    Of a large deployment only the pools are shown, and what is not well.
 
     Exit code 0 when every wanted replica is ready, 3 when some are not, 1 when no broker answers.
     """
@@ -36,17 +38,18 @@ def status(name: str | None, as_json: bool, watch: bool) -> None:
         return
     folder, deployment = opened(name)
     if watch:
-        with Live(_view(folder, ready.look(folder)), console=Console(), auto_refresh=False) as shown:
+        first = _view(folder, ready.look(folder), every=every)
+        with Live(first, console=Console(), auto_refresh=False) as shown:
             while True:
                 time.sleep(2)
-                shown.update(_view(folder, ready.look(folder)), refresh=True)
+                shown.update(_view(folder, ready.look(folder), every=every), refresh=True)
     reply = ready.look(folder)
     if reply is None:
         raise LinkError(_silent(folder, deployment))
     if as_json:
         click.echo(json_text(reply))
     else:
-        Console(highlight=False).print(_view(folder, reply))
+        Console(highlight=False).print(_view(folder, reply, every=every))
     if reply.ready < reply.wanted:
         sys.exit(3)
 
@@ -82,7 +85,7 @@ def _silent(folder: Folder, deployment: Deployment) -> str:
     )
 
 
-def _view(folder: Folder, reply: StatusReply | None) -> RenderableType:
+def _view(folder: Folder, reply: StatusReply | None, *, every: bool = False) -> RenderableType:
     if reply is None:
         return Text(f"{folder.path.name}: no broker answers")
     colour = "green" if reply.ready >= reply.wanted else "yellow"
@@ -91,71 +94,18 @@ def _view(folder: Folder, reply: StatusReply | None) -> RenderableType:
             (folder.path.name, "bold"), "  ", (f"{reply.ready}/{reply.wanted} replicas ready", colour),
             f"  broker epoch {reply.epoch}",
         ),
-        _agents(reply),
+        *fleet_view.fleet(reply, every=every),
     ]  # fmt: skip
     if reply.entries:
-        parts.append(_entries(reply))
+        parts.append(fleet_view.entries(reply.entries, every=every))
     if reply.batches:
         parts.append(_batches(reply))
     parts += [Text(line, "yellow") for line in reply.notes]
     return Group(*parts)
 
 
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, header_style="dim")
-
-
-def _agents(reply: StatusReply) -> Table:
-    table = _table(
-        "task", "node", "job", "slot", "phase", "running", "waiting", "tokens/s", "idle", "KV free", "restarts", ""
-    )
-    for agent in reply.agents:
-        first = [f"{agent.pool}/{agent.task}", agent.node, f"{agent.job} {agent.job_state}".strip()]
-        if not agent.replicas:
-            table.add_row(*first, "", _alive(agent))
-        for state in agent.replicas:
-            table.add_row(*first, *_replica(agent, state))
-            first = ["", "", ""]
-    return table
-
-
-def _alive(agent: AgentStatus) -> Text:
-    return Text("waiting") if agent.alive else Text(f"lost, last beat {agent.beat_age:.0f} s ago", "red")
-
-
-def _replica(agent: AgentStatus, state: ReplicaState) -> list[str | Text]:
-    phase = Text(state.phase, _COLOURS.get(state.phase, "cyan")) if agent.alive else _alive(agent)
-    return [
-        f"{state.slot}.{state.incarnation}",
-        phase,
-        str(state.running),
-        str(state.waiting),
-        f"{state.token_rate:.0f}",
-        _idle(state.idle),
-        str(state.kv_free),
-        str(state.restarts),
-        Text(state.story, "dim"),
-    ]
-
-
-def _idle(shares: list[float]) -> str:
-    """Of several ranks, how long the busiest and the least busy had nothing to do while there was work."""
-    if len(shares) < 2:
-        return ""
-    low, high = round(min(shares) * 100), round(max(shares) * 100)
-    return f"{low} %" if low == high else f"{low}-{high} %"
-
-
-def _entries(reply: StatusReply) -> Table:
-    table = _table("entry", "url", "in flight", "waiting", "done", "failed")
-    for entry in reply.entries:
-        counts = (entry.in_flight, entry.waiting, entry.done, entry.failed)
-        table.add_row(f"{entry.node or 'head'} {entry.index}", entry.url, *map(str, counts))
-    return table
-
-
 def _batches(reply: StatusReply) -> Table:
-    table = _table("batch", "state", "rows", "ok", "failed", "leased")
+    table = fleet_view.table("batch", "state", "rows", "ok", "failed", "leased")
     for batch in reply.batches:
         counts = (batch.total, batch.ok, batch.failed, batch.leased)
         table.add_row(batch.batch, batch.state, *map(str, counts))

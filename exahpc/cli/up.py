@@ -56,7 +56,7 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     if wait:
         _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
         endpoint = folder.endpoint()
-        notes.print(f"[bold green]READY[/] {deployment.wanted_replicas} replicas of {deployment.served_name}")
+        notes.print(f"[bold green]READY[/] {deployment.first_replicas} replicas of {deployment.served_name}")
         if endpoint is not None:
             click.echo(endpoint.url)
     shown = shlex.quote(deployment.name)
@@ -121,7 +121,7 @@ def _wait(folder: Folder, deployment: Deployment, ended: Callable[[], str | None
     )
     looks = ready.wait(
         folder,
-        deployment.wanted_replicas,
+        deployment.first_replicas,
         ended=ended,
         clock=time.monotonic,
         sleep=time.sleep,

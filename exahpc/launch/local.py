@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -24,8 +25,25 @@ def commands(deployment: Deployment, folder: Path, scripts: Path) -> dict[str, t
     for pool in deployment.pool:
         found = pool_submission(deployment, pool, folder, python, scripts)
         for task in range(pool.tasks):
-            made[f"{pool.name}-{task}"] = ("bash", found.script, *found.arguments, "--task", str(task))
+            mark = (
+                ()
+                if pool.scaling.least is None
+                else ("--wanted", str(Folder(folder).wanted_mark(pool.name, task)))
+            )
+            made[f"{pool.name}-{task}"] = ("bash", found.script, *found.arguments, "--task", str(task), *mark)
     return made
+
+
+def open_marks(folder: Folder, deployment: Deployment) -> None:
+    """Let the supervisors of parked tasks wait; the broker marks those that are wanted."""
+    for pool in deployment.pool:
+        if pool.scaling.least is not None:
+            folder.wanted_mark(pool.name, 0).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def close_marks(folder: Folder) -> None:
+    """No supervisor waits any more."""
+    shutil.rmtree(folder.wanted_mark("", 0).parent, ignore_errors=True)
 
 
 def start(folder: Folder, supervisors: dict[str, tuple[str, ...]]) -> None:

@@ -85,6 +85,7 @@ def begin(
     found = directory()
     if client is None:
         commands = local.commands(deployment, folder.path, found)
+        local.open_marks(folder, deployment)
         local.start(folder, commands)
         told(f"started on this machine: {', '.join(commands)}")
         return

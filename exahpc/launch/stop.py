@@ -68,6 +68,7 @@ def finish(
 
     Raises ExahpcError naming what could not be ended.
     """
+    local.close_marks(folder)
     end, paces = clock() + seconds, _paces(client is not None)
     while (names := local.living(folder) + (jobs := _jobs(folder, client))) and clock() < end:
         told(names)

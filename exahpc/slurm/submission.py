@@ -55,7 +55,8 @@ def pool_submission(
 ) -> Submission:
     """The job array of a pool.
 
-    array: indices to submit, in Slurm's form, instead of all (a successor or a resubmission of some tasks);
+    array: indices to submit, in Slurm's form, instead of those that `up` starts (a successor, a resubmission or a
+    woken one of some tasks);
     dependency: as `sbatch --dependency` takes it.
     """
     resources = merged(deployment.slurm, pool.slurm)
@@ -82,7 +83,7 @@ def pool_submission(
                 output="%x-%A_%a.out",
             ),
         ),
-        array=array if array is not None else f"0-{pool.tasks - 1}",
+        array=array if array is not None else f"0-{pool.first_tasks - 1}",
     )
 
 

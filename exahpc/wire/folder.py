@@ -14,6 +14,7 @@ Layout (folder 0700, every file 0600; all replaced atomically, so a reader sees 
     versions/LABEL.toml           deployment files of rollouts; default: the label in force (none: deployment.toml)
     versions/assigned/POOL.TASK   the label that this task loads at its start, where it has one of its own
     slurm/                        job ids; local/: process ids of the local launcher
+    local/wanted/POOL.TASK        with it and `[pool.scaling]`: this task is wanted
     logs/                         head-*.log, POOL-TASK/*.log
 """
 
@@ -230,6 +231,11 @@ class Folder:
     def claim_incarnation(self, pool: str, name: str) -> int:
         """name: a slot number, or "t<task>" for an agent."""
         return claim(self.path / "incarnations", f"{pool}.{name}.")
+
+    def wanted_mark(self, pool: str, task: int) -> Path:
+        """With the local launcher, a task of a pool that scales runs while this file exists; where the directory is
+        gone, the deployment is taken down."""
+        return self.path / "local" / "wanted" / f"{pool}.{task}"
 
     def logs(self, *parts: str) -> Path:
         """Path of a log file; its directory is made."""

@@ -18,6 +18,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or "".
 
     health: (slot, state, why) of each replica that is not healthy in the broker's eyes; version: see AgentHello.
+    parked: the task is not wanted now (`[pool.scaling]`, `[budget]`).
     """
 
     pool: str
@@ -31,6 +32,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     replicas: list[ReplicaState]
     health: list[tuple[int, str, str]] = []
     version: str = ""
+    parked: bool = False
 
 
 class BatchStatus(msgspec.Struct, frozen=True):

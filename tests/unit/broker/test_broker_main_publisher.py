@@ -71,6 +71,9 @@ def test_a_silent_entry_leaves_the_status_and_a_new_connection_replaces_the_old_
     known.hello(b"f", m.EntryHello(0, 2, "http://x/v1"), 1.0)
     known.hello(b"g", m.EntryHello(1, 3, "http://x/v1"), 1.0)
     known.beat(b"f", m.EntryBeat(5, 0, 7, 1, 0, 0), 9.0)
-    assert known.rows() == [(0, "http://x/v1", 5, 0, 7, 1), (1, "http://x/v1", 0, 0, 0, 0)]
+    assert known.rows() == [
+        m.EntryStatus(0, "http://x/v1", "", in_flight=5, waiting=0, done=7, failed=1),
+        m.EntryStatus(1, "http://x/v1", "", in_flight=0, waiting=0, done=0, failed=0),
+    ]
     known.tick(12.0)
     assert known.peers() == [b"f"]

@@ -99,6 +99,12 @@ def lives(pid: int) -> bool:
         return False
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
     made = Local(tmp_path)
@@ -205,6 +211,36 @@ def test_entries_beside_an_agent_outlive_its_crash_and_end_after_its_end(local: 
     assert local.code() == 75
     assert local.events()[-3:] == ["exahpc.agent end", "exahpc.entry TERM", "exahpc.entry TERM"]
     assert (local.folder / "logs" / "a-3" / "entry-1.log").exists()
+
+
+def test_a_parked_task_waits_until_it_is_wanted_and_ends_with_the_deployment(local: Local) -> None:
+    mark = local.home / "wanted" / "a.1"
+    mark.parent.mkdir()
+    script = local.run(
+        "replica.sbatch", "--pool", "a", "--task", "1", "--node-entries", "1", "--wanted", str(mark)
+    )
+    for life in (1, 2):
+        assert local.events().count("exahpc.agent start ") == life - 1
+        mark.touch()
+        local.sees("exahpc.agent start", life)
+        local.sees("exahpc.entry start", life)
+        mark.unlink()
+        local.end("exahpc.agent", 0)  # it drained
+        local.sees("exahpc.entry TERM", life)
+    assert script.poll() is None
+    mark.parent.rmdir()
+    assert local.code() == 0
+
+
+def test_a_parked_task_can_be_told_to_end(local: Local) -> None:
+    (local.home / "wanted").mkdir()
+    script = local.run(
+        "replica.sbatch", "--pool", "a", "--task", "1", "--wanted", str(local.home / "wanted" / "a.1")
+    )
+    wait_for(lambda: catches(script.pid, signal.SIGTERM), "its signals are watched")
+    script.terminate()
+    assert local.code() == 0
+    assert local.events() == []
 
 
 def site_with_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
