@@ -2,8 +2,8 @@
 
 All stand in front of emulated engines on the same cores; ours go over the real links to replicas' local sockets,
 the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive connections; the same with prompts of
-10,000 characters; 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams lose
-in time, and requests at half of our load. Sides alternate, and so does which is first.
+10,000 characters; 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams
+and requests at half of our load lose in time. Sides alternate, and so does which is first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 import common
+import stub_engines
 from stand import KEY, Process, cpu_seconds, stand
 
 HERE = Path(__file__).resolve().parent
@@ -164,7 +165,8 @@ def measure(name: str, case: str, side: Side, seconds: float) -> dict[str, Any]:
     """One run of one case on one side."""
     port, cpu = side
     load_before, before = os.getloadavg()[0], [0.0]
-    found = load(port, seconds, *LOADS[case], at_warm=lambda: before.__setitem__(0, cpu()))
+    token = () if name == OURS else ("--token-bytes", str(len(stub_engines.WORD)))
+    found = load(port, seconds, *LOADS[case], *token, at_warm=lambda: before.__setitem__(0, cpu()))
     used = cpu() - before[0]
     return {
         "side": name,

@@ -26,7 +26,9 @@ _LAST_CHUNK = b"\r\n0\r\n\r\n"
 class Connection(asyncio.Protocol):
     """One keep-alive connection that counts complete answers and streamed chunks."""
 
-    answers = tokens = errors = open = 0  # of all connections
+    answers = errors = open = 0  # of all connections
+    tokens = 0.0
+    token_bytes = 1  # of text: an event may carry several tokens
     request = b""
     stream = once = counting = False
     idle: deque[Connection] | None = None
@@ -72,8 +74,10 @@ class Connection(asyncio.Protocol):
         data = self._tail + data
         cut = data.rfind(b"\n") + 1
         whole, self._tail = data[:cut], data[cut:]
-        count = whole.count(b'data: {"')
-        Connection.tokens += count
+        count = 0
+        for piece in whole.split(b'"text":"')[1:]:
+            count += piece.index(b'"')
+        Connection.tokens += count / self.token_bytes
         if b'data: {"error"' in whole or whole.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5")):
             Connection.errors += 1
         if count:
@@ -155,7 +159,7 @@ async def run(asked: argparse.Namespace) -> dict[str, object]:
         coming.cancel()
     return {
         "answers": Connection.answers - answers,
-        "tokens": Connection.tokens - tokens,
+        "tokens": round(Connection.tokens - tokens),
         "errors": Connection.errors,
         "open": Connection.open,
         "seconds": seconds,
@@ -175,6 +179,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--warm", type=float, default=1.0)
     parser.add_argument("--pace", type=float, default=2000.0, help="new connections a second")
     parser.add_argument("--tokens", type=int, default=0, help="stream answers of so many tokens")
+    parser.add_argument("--token-bytes", type=int, default=1, help="text of one token in the answers")
     parser.add_argument("--once", action="store_true", help="one request a connection")
     parser.add_argument("--prompt", type=int, default=26, help="characters of the prompt")
     asked = parser.parse_args(argv)
@@ -191,6 +196,7 @@ def main(argv: list[str]) -> None:
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     Connection.request, Connection.stream, Connection.once = head.encode() + data, bool(asked.tokens), asked.once
+    Connection.token_bytes = asked.token_bytes
     print(json.dumps(uvloop.run(run(asked))), flush=True)
 
 

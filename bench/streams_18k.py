@@ -19,6 +19,8 @@ import click
 import common
 from stand import KEY, Stand, cpu_seconds, stand
 
+from exahpc.lab.emulated.requests import WORD
+
 HERE = Path(__file__).resolve().parent
 LATENCY = {"base_seconds": 0.5, "each_seconds": 0.0, "prompt_seconds": 0.0, "prompt_rate": 1e9}
 """One step of all sequences every half second."""
@@ -47,6 +49,7 @@ def measure(streams: int, seconds: float, tokens: int) -> dict[str, Any]:
             [
                 *(sys.executable, str(HERE / "load.py"), "--port", str(found.port), "--connections", str(streams)),
                 *("--seconds", str(seconds), "--tokens", str(tokens), "--warm", "5", "--once", "--pace", "1500"),
+                *("--token-bytes", str(len(WORD))),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from exahpc.wire import link
 MODEL = "emulated"
 PLAIN_TOKENS = 16
 INTERVAL = 0.02
+WORD = " word"
 _CHUNK = (
     b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"emulated",'
     b'"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null}]}\n\n'
@@ -29,7 +30,7 @@ _PLAIN = json.dumps(
         "object": "text_completion",
         "created": 1700000000,
         "model": MODEL,
-        "choices": [{"index": 0, "text": " word" * PLAIN_TOKENS, "logprobs": None, "finish_reason": "length"}],
+        "choices": [{"index": 0, "text": WORD * PLAIN_TOKENS, "logprobs": None, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 8, "completion_tokens": PLAIN_TOKENS, "total_tokens": 8 + PLAIN_TOKENS},
     }
 ).encode()

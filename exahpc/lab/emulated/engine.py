@@ -13,8 +13,9 @@ from exahpc.replica.blocks import BLOCK
 from exahpc.replica.limits import Limits, impossible, least_budget
 from exahpc.wire.messages import Admit, NoRoom, Reason, ReplicaBeat, Tokens
 
-IDS: Sequence[int] = range(40, 88)
-"""Token ids of answers, over and over: below 256, so that every vocabulary has them."""
+IDS: Sequence[int] = range(49, 58)
+"""Token ids of answers, over and over: below 256, so that every vocabulary has them, and in byte-level ones each
+is a letter or digit."""
 _QUEUE = 8  # sequences that may wait for each that may run, as in a replica
 
 
