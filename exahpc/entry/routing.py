@@ -10,40 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Protocol
 
 from exahpc.deployment.policy import Routing
 from exahpc.entry import ladder
-from exahpc.entry.affinity import Affinity, Marks
+from exahpc.entry.affinity import Affinity
 from exahpc.entry.fleet import ROOMY, Agent, AgentKey, Replica
-from exahpc.entry.ladder import Kind, Ladder, Rung
+from exahpc.entry.ladder import Kind, Ladder
+from exahpc.entry.picking import Ask, better, saves
 from exahpc.entry.table import Changes, Roster
 from exahpc.entry.versions import LOTS, Shares
 from exahpc.wire.messages import FleetTable, Load
 
-SMALL = 8  # up to so many open replicas all are compared
 PROBE_EVERY = 8  # requests, of which one goes to a replica on probation if one is free
-_DRAWS = 8  # random looks for a pair that fits, in a big fleet
 _HOLD, _LONGEST_HOLD = 0.02, 0.64  # seconds that a busy replica is left alone: doubled by each answer in a row
 _BYTES_PER_TOKEN = 4  # of a prompt, roughly
-
-
-class Ask(Protocol):
-    """What picking needs to know of a request (`ledger.Record`).
-
-    sequences: that are to run; tokens: estimate of what is to be computed; size: most tokens that one sequence
-    comes to; shun: the replica that it just left; deaths: attempts that ended under it; version: label that it
-    must run at, None when any will do; lot: its draw among versions, -1 before; prefix: see `affinity`.
-    """
-
-    sequences: int
-    tokens: int
-    size: int
-    shun: Replica | None
-    deaths: int
-    version: str | None
-    lot: int
-    prefix: Marks
 
 
 class Router:
@@ -178,7 +158,7 @@ class Router:
         if self._roster.probing and (probe := self._probe(steps, ask)) is not None:
             return probe
         for rung in steps.rungs:
-            best = self._better(rung, ask, now)
+            best = better(rung, ask, now, self._draw)
             if best is not None:
                 return self._kin(best, steps, ask, now) if ask.prefix else best
         shun = ask.shun
@@ -229,61 +209,11 @@ class Router:
                 return home[self._draw(len(home))]
         return None
 
-    def _better(self, rung: Rung, ask: Ask, now: float) -> Replica | None:
-        """The less loaded of two random replicas that fit; of a handful, the least loaded."""
-        count, home = 0, rung[0]
-        for one in rung:
-            if one:
-                count += len(one)
-                home = one
-        if count == 0:
-            return None
-        mixed = count != len(home)
-        draw, sequences, tokens, shun = self._draw, ask.sequences, ask.tokens, ask.shun
-        best: Replica | None = None
-        least = 0.0
-        start = draw(count)  # spreads ties of a small fleet; a big one is only sampled
-        for turn in range(count if count <= SMALL else _DRAWS):
-            place = (start + turn) % count if count <= SMALL or turn == 0 else draw(count)
-            replica = _at(rung, place) if mixed else home[place]
-            if replica is best or replica is shun or (sequences > 1 and not replica.fits(sequences)):
-                continue
-            score = (replica.load(now) + tokens) * replica.factor
-            if best is None:
-                best, least = replica, score
-                continue
-            if score < least:
-                best, least = replica, score
-            if count > SMALL:
-                break
-        return best
-
     def _kin(self, best: Replica, steps: Ladder, ask: Ask, now: float) -> Replica:
-        """Who lately computed the beginning of this prompt, unless it has clearly more to do than `best`.
-
-        It may have as much more to do as it need not compute. It must be open on the same level or a better one,
-        and of a group that the request is for.
-        """
-        kin, known = self._affinity.recall(ask.prefix)
-        if (
-            kin is not None
-            and kin is not best
-            and 0 <= kin.level <= best.level
-            and kin is not ask.shun
-            and kin.agent.group in steps.own
-            and kin.fits(ask.sequences)
-        ):
-            left = ask.tokens - known // _BYTES_PER_TOKEN
-            if (kin.load(now) + left) * kin.factor <= (best.load(now) + ask.tokens) * best.factor:
-                best = kin
+        """Who lately computed the beginning of this prompt, if that is the better choice."""
+        kin, common = self._affinity.recall(ask.prefix)
+        saved = common // _BYTES_PER_TOKEN
+        if kin is not None and kin.agent.group in steps.own and saves(kin, best, saved, ask, now):
+            best = kin
         self._affinity.remember(ask.prefix, best)
         return best
-
-
-def _at(rung: Rung, place: int) -> Replica:
-    """As if the lists stood behind each other."""
-    for home in rung:
-        if place < len(home):
-            return home[place]
-        place -= len(home)
-    raise IndexError(place)

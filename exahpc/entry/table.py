@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from exahpc.entry.fleet import Agent, AgentKey, Group, Replica
-from exahpc.wire.messages import AgentRoute, FleetTable, Length, Share
+from exahpc.wire.messages import AgentRoute, FleetTable, Length
 
 _LEARNING = 10.0  # seconds that a new broker's table may lack agents it has not heard of yet
 
@@ -22,8 +22,8 @@ class Changes(NamedTuple):
 class Roster:
     """Agents by the tables so far. node: this entry's own, "" for none; headroom: see `Replica.route`.
 
-    groups: in the order in which they were met; versions: labels of the agents in the table; shares: of requests
-    that name no version, by label; probing: some replica is tried again after an illness.
+    groups: those of the agents that are known; versions: labels of the agents in the table; probing: some replica is
+    tried again after an illness.
     """
 
     def __init__(self, node: str, headroom: float) -> None:
@@ -32,7 +32,6 @@ class Roster:
         self._groups: dict[tuple[str, Length, bool], Group] = {}
         self.agents: dict[AgentKey, Agent] = {}
         self.versions: frozenset[str] = frozenset()
-        self.shares: list[Share] = []
         self.probing = False
 
     @property
@@ -54,7 +53,7 @@ class Roster:
             for agent in self.agents.values():
                 if agent.listed:
                     agent.kept_until = now + _LEARNING
-        self._seen, self.shares = seen, table.shares
+        self._seen = seen
         changes = Changes([], [], [])
         routes = {AgentKey(a.pool, a.task, a.incarnation): a for a in table.agents}
         for key, route in routes.items():
@@ -97,7 +96,7 @@ class Roster:
         present = set(routes)
         newest: dict[tuple[str, int], int] = {}
         for pool, task, incarnation in present:
-            newest[pool, task] = max(incarnation, newest.get((pool, task), 0))
+            newest[pool, task] = max(incarnation, newest.get((pool, task), -1))
         for key, agent in self.agents.items():
             if key in present:
                 continue

@@ -78,9 +78,7 @@ def test_a_successor_beside_its_predecessor_replaces_nothing_until_that_one_leav
     assert router.expire(0.0) == [old.agent]
 
 
-def test_a_new_broker_that_knows_only_the_successor_takes_nothing_from_its_predecessor_at_once() -> (
-    None
-):
+def test_a_new_broker_that_knows_only_the_successor_takes_nothing_from_its_predecessor_at_once() -> None:
     router = router_of([agent(1, m.Route(0, 1, 4))])
     old = taken(router)
     router.update(m.FleetTable(1, 2, [agent(1), agent(2, m.Route(0, 1, 4))]), 0.0)
