@@ -17,17 +17,19 @@ SHORTEST = 256
 """Bytes of a prompt below which a cached beginning is worth little; marks stand at 1, 2, 4, ... times as many."""
 LONGEST = 65536
 """Bytes beyond which nothing is looked at."""
-_WINDOW = 256  # bytes that each mark looks at
+_LENGTHS = [SHORTEST << number for number in range((LONGEST // SHORTEST).bit_length())]
+_WINDOWS = [(length, slice(length - SHORTEST, length)) for length in _LENGTHS]  # what each mark looks at
 _MOST = 32768  # marks remembered: at least so many, at most twice
 
 
 def marks_of(prompt: memoryview) -> Marks:
     """Marks of the raw bytes of a prompt, of its shortest beginning first; none for a short prompt."""
-    size, length, mark, found = min(len(prompt), LONGEST), SHORTEST, 0, []
-    while length <= size:
-        mark = crc32(prompt[length - _WINDOW : length], mark)
+    size, mark, found = len(prompt), 0, []
+    for length, window in _WINDOWS:
+        if length > size:
+            break
+        mark = crc32(prompt[window], mark)
         found.append(mark)
-        length *= 2
     return tuple(found)
 
 
