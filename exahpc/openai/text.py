@@ -14,13 +14,15 @@ REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 8
 """Tokens after which a character that is still incomplete is a wrong one (UTF-8 takes at most 4)."""
 
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
 
 def breaks(pending: bytes, piece: bytes) -> bool:
     """Whether the incomplete character `pending` turns out to be none when `piece` follows."""
     if not pending or not piece:
         return False
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(pending + piece[:1])
+        _utf8().decode(pending + piece[:1])
     except UnicodeDecodeError:
         return True
     return False
@@ -52,19 +54,21 @@ class BytesDecoder:
     table: the bytes of every token; empty for special and unknown ones.
     """
 
-    __slots__ = ("_decode", "_state", "_table")
+    __slots__ = ("_decode", "_state", "_table", "settled")
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
         self._table = table
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = _utf8("replace")
         self._decode, self._state = decoder.decode, decoder.getstate
-
-    @property
-    def settled(self) -> bool:
-        return not self._state()[0]
+        self.settled = True
 
     def push(self, token: int) -> str:
-        return self._decode(self._table[token])
+        piece = self._table[token]
+        if self.settled and piece.isascii():  # most are: a tenth of the time
+            return piece.decode("ascii")
+        text = self._decode(piece)
+        self.settled = not self._state()[0]
+        return text
 
     def apart(self, token: int) -> int:
         return int(breaks(self._state()[0], self._table[token]))
