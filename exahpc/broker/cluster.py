@@ -15,13 +15,14 @@ from exahpc.broker.recovery import Act
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
 from exahpc.slurm import scripts
-from exahpc.slurm.api import JobRecord, SlurmClient, Submission
+from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
 from exahpc.slurm.jobbook import JobBook
 from exahpc.slurm.submission import pool_submission
 from exahpc.wire.folder import Folder
 
 T = TypeVar("T")
 DEEDS = 4  # at once: a requeue off a dying node takes up to a minute
+MOST_NOTED = 64  # jobs in the book before those that are over are dropped from it
 
 
 class Cluster:
@@ -43,13 +44,24 @@ class Cluster:
 
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
+    async def book(self) -> JobBook:
+        """What was submitted."""
+        return await asyncio.get_running_loop().run_in_executor(self._questions, JobBook.load, self._folder.path)
+
+    async def topology(self) -> dict[str, str]:
+        """Node -> leaf switch."""
+        return await self._run(self._questions, lambda client: client.topology())
+
     async def query(self, arrays: Iterable[str] = ()) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
-        """(arrays of each pool by the job book, records by id). arrays: to be asked about besides those."""
+        """(arrays of each pool by the job book, records by id). arrays: to be asked about, and kept there."""
 
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
-            pools = JobBook.load(self._folder.path).pools
+            book = JobBook.load(self._folder.path)
+            pools, living = book.pools, set(arrays)
             ids = list(dict.fromkeys([*(job for jobs in pools.values() for job in jobs), *arrays]))
             records = client.jobs(ids) if ids else []
+            living |= {record.array for record in records if record.state not in ENDED}
+            self._forget({job for jobs in pools.values() for job in jobs} - living)
             for record in records:
                 if record.state == "requeued" and record.reason == "BeginTime":
                     with contextlib.suppress(SlurmError):  # then Slurm's own wait of minutes stands
@@ -95,9 +107,16 @@ class Cluster:
         """`down` cancels what stands in the job book."""
         with self._lock:
             book = JobBook.load(self._folder.path)
-            known = book.pools.get(pool, [])
-            if array not in known:
-                JobBook(book.head, {**book.pools, pool: [*known, array]}).save(self._folder.path)
+            noted = book.noting(pool, array)
+            if noted is not book:
+                noted.save(self._folder.path)
+
+    def _forget(self, over: set[str]) -> None:
+        """Arrays that are over leave the book: with successors they would grow without end."""
+        with self._lock:
+            book = JobBook.load(self._folder.path)
+            if len(book.jobs) > MOST_NOTED and (kept := book.without(over)) != book:
+                kept.save(self._folder.path)
 
     async def adopt(self, pool: str, array: str) -> None:
         """An agent runs in an array that nobody noted: its submitter died in between."""
@@ -107,8 +126,9 @@ class Cluster:
         """Cancel every array of every pool, pending tasks included."""
 
         def work(client: SlurmClient) -> None:
-            for jobs in JobBook.load(self._folder.path).pools.values():
-                for job in jobs:
+            book = JobBook.load(self._folder.path)
+            for job in book.jobs:
+                if job != book.head:
                     client.cancel(job)
 
         await self._run(self._deeds, work)

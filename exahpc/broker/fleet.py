@@ -286,7 +286,8 @@ class Fleet:
 
     def sleep(self, asleep: bool) -> None:
         """See FleetTable.asleep."""
-        self._asleep, self._dirty = asleep, True
+        self._dirty |= asleep != self._asleep
+        self._asleep = asleep
 
     # --- what others read ------------------------------------------------------------------------------------
 
@@ -357,6 +358,10 @@ class Fleet:
     def replicas(self, key: str) -> list[ReplicaState]:
         """What the task's current agent last told."""
         return list(self._roster.current[key].replicas.values())
+
+    def serving(self, key: str) -> bool:
+        """Whether a replica of the task's current agent is ready."""
+        return self._roster.current[key].ready > 0
 
     def lowered(self) -> Iterator[tuple[str, int, int, float, bool]]:
         """(agent, slot, incarnation, weight, probe) of replicas that were weighed down, by a predecessor too."""

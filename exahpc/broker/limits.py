@@ -6,16 +6,25 @@ replicas that still work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exahpc.broker.memory import Kind
+
+LOADING = 8  # one task of a pool in so many may load its weights for a rebuild
+LEAST_LOADING = 4
+
+
+def loads_at_once(tasks: int) -> int:
+    """Tasks of a pool of this size that may load for a rebuild at the same time."""
+    return max(LEAST_LOADING, tasks // LOADING)
 
 
 @dataclass(frozen=True)
 class Limits:
     """tries: rebuilds of one task within `window` seconds; backoff: seconds after the first, doubled by each,
-    `longest` at most; burst and refill_seconds: of the bucket that all tasks share."""
+    `longest` at most, each of them up to a half more by chance, so that what broke together is not tried together;
+    burst and refill_seconds: of the bucket that all tasks share."""
 
     tries: int = 5
     window: float = 3600.0
@@ -31,44 +40,79 @@ class Limits:
         return Limits(burst=burst, refill_seconds=min(10.0, 160.0 / max(1, tasks)))
 
 
-class Allowance:
-    """What is left of the limits. history: what was done earlier, from the journal."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why nothing may be done about a task now. spent: its own budget is."""
 
-    def __init__(self, limits: Limits, history: Mapping[str, Sequence[tuple[float, Kind]]], now: float) -> None:
-        self._limits = limits
-        self._done = {key: [at for at, kind in acts if kind != "cancel"] for key, acts in history.items()}
-        recent = sum(
-            now - at < limits.refill_seconds * limits.burst for acts in self._done.values() for at in acts
-        )
+    why: str
+    spent: bool = False
+
+
+@dataclass
+class _Done:
+    """Rebuilds of one task within the window; until: the pause after the last one ends."""
+
+    times: list[float]
+    until: float = float("-inf")
+
+
+class Allowance:
+    """What is left of the limits. history: what was done earlier, from the journal; dice: a random number in
+    [0, 1)."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        history: Mapping[str, Sequence[tuple[float, Kind]]],
+        now: float,
+        dice: Callable[[], float],
+    ) -> None:
+        self._limits, self._dice = limits, dice
+        self._done: dict[str, _Done] = {}
+        recent = 0
+        for key, acts in history.items():
+            for at, kind in acts:
+                if kind != "cancel":
+                    self._note(key, at)
+                    recent += now - at < limits.refill_seconds * limits.burst
         self._tokens = max(0.0, float(limits.burst - recent))
         self._filled = now
 
-    def refusal(self, key: str, now: float) -> str | None:
-        """Why nothing may be done about this task now; None when it may."""
+    def refusal(self, key: str, now: float) -> Refusal | None:
+        """None when something may be done about this task now."""
         limits = self._limits
-        done = self._done.get(key, [])
-        while done and now - done[0] >= limits.window:
-            del done[0]
-        if len(done) >= limits.tries:
-            wait = done[0] + limits.window - now
-            return (
-                f"given up after {len(done)} rebuilds within {limits.window / 3600:g} h; tried again in "
-                f"{wait / 60:.0f} min (see its logs for the cause)"
+        done = self._done.get(key)
+        times = done.times if done else []
+        while times and now - times[0] >= limits.window:
+            del times[0]
+        if len(times) >= limits.tries:
+            wait = times[0] + limits.window - now
+            return Refusal(
+                f"given up after {len(times)} rebuilds within {limits.window / 3600:g} h; tried again in "
+                f"{wait / 60:.0f} min (see its logs for the cause)",
+                spent=True,
             )
-        if done:
-            ready = done[-1] + min(limits.longest, limits.backoff * 2 ** (len(done) - 1))
-            if now < ready:
-                return f"rebuilt {len(done)} times, next try in {ready - now:.0f} s"
-        self._fill(now)
-        if self._tokens < 1:
-            return "waits for its turn: rebuilds are paced"
-        return None
+        if done and times and now < done.until:
+            return Refusal(f"rebuilt {len(times)} times, next try in {done.until - now:.0f} s")
+        return self.turn(now)
 
-    def spend(self, key: str, now: float) -> None:
-        """One rebuild of this task begins."""
+    def turn(self, now: float) -> Refusal | None:
+        """The same, by the bucket alone."""
+        self._fill(now)
+        return Refusal("waits for its turn: rebuilds are paced") if self._tokens < 1 else None
+
+    def spend(self, key: str, now: float, *, counts: bool = True) -> None:
+        """A rebuild of this task begins. counts: as one of its tries."""
         self._fill(now)
         self._tokens -= 1
-        self._done.setdefault(key, []).append(now)
+        if counts:
+            self._note(key, now)
+
+    def _note(self, key: str, at: float) -> None:
+        done = self._done.setdefault(key, _Done([]))
+        done.times.append(at)
+        pause = min(self._limits.longest, self._limits.backoff * 2 ** (len(done.times) - 1))
+        done.until = at + pause * (1 + self._dice() / 2)
 
     def _fill(self, now: float) -> None:
         gained = max(0.0, now - self._filled) / self._limits.refill_seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable
@@ -27,6 +28,8 @@ from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
+from exahpc.broker.succession import Succession
+from exahpc.broker.successors import Successors
 from exahpc.broker.switcher import Switcher, restored
 from exahpc.broker.values import (
     Changed,
@@ -119,17 +122,18 @@ class Broker:
         memory = replay(journals) if before is not None else Memory()
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
-        self._fleet = Fleet(self._deployment, epoch, now, memory.carried())
+        self._fleet = Fleet(self._deployment, epoch, now, memory.carried(), memory.replaced)
         self._policies = Policies(
             self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )
         self._switcher = Switcher(self._folder, self._deployment, epoch, self._tell_agent)
         self._rebuilder: Rebuilder | None = None
         if self._cluster is not None:
-            recovery = Recovery(self._deployment, memory, now)
-            self._rebuilder = Rebuilder(
-                self._cluster, recovery, self._fleet, self._journal, self._now, self._spawn
-            )
+            recovery = Recovery(self._deployment, memory, now, dice=random.random)
+            hands = (self._fleet, self._journal, self._now, self._spawn)
+            succession = Succession(self._deployment, memory, now)
+            successors = Successors(self._cluster, succession, recovery, *hands)
+            self._rebuilder = Rebuilder(self._cluster, recovery, successors, *hands)
         blind = before is not None and not memory.agents
         self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
         self._parking = Parking(self._folder, self._deployment) if self._cluster is None else None
@@ -195,6 +199,8 @@ class Broker:
                 self._act(self._fleet.beat(peer, message, now))
                 if message.replicas and (key := self._fleet.key_of(peer)) is not None:
                     self._act(self._policies.heard(key, message.replicas, now))
+                    if self._rebuilder is not None:
+                        self._act(self._rebuilder.successors.heard(key, message.replicas))
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
@@ -277,18 +283,22 @@ class Broker:
                     self._policies.down(action.key, now)
                 case Coming():
                     view = action.view
-                    _log.info(
-                        "agent %s: its successor of incarnation %d is up on %s",
-                        view.key,
-                        view.incarnation,
-                        view.node,
-                    )
+                    told = "agent %s: its successor of incarnation %d is up on %s"
+                    _log.info(told, view.key, view.incarnation, view.node)
+                    if self._rebuilder is not None:
+                        self._rebuilder.successors.coming(view)
                 case Lapsed():
                     _log.warning("agent %s: its successor is gone: %s", action.view.key, action.why)
+                    if self._rebuilder is not None:
+                        self._rebuilder.successors.lapsed(action.view)
                 case Loaded():
                     _log.info("agent %s is ready after %.0f s", action.view.key, action.seconds)
+                    if self._rebuilder is not None:
+                        self._rebuilder.successors.loaded(action.view, action.seconds)
                 case Retired():
                     _log.info("agent %s: job %s was succeeded", action.key, action.job)
+                    if self._rebuilder is not None:
+                        self._rebuilder.successors.retired(action.key, action.job)
                 case Changed():
                     self._journal.append(Agent.of(action.view, action.route, now))
                 case Ignored():
@@ -319,6 +329,8 @@ class Broker:
             self._act(self._fleet.tick(now))
             self._policies.rows = self._batches.rows
             self._act(self._policies.tick(now))
+            if self._rebuilder is not None:
+                self._rebuilder.frozen = self._policies.account.exhausted
             if (spent := self._policies.account.tick(self._fleet.nodes, now)) is not None:
                 self._journal.append(spent)
             if self._parking is not None and not self._draining:
@@ -353,6 +365,7 @@ class Broker:
             self._entries.rows(),
             self._batches.status(),
             notes,
+            self._policies.ill,
             now,
         )
 

@@ -17,6 +17,7 @@ from exahpc.broker.versions import RolloutState
 from exahpc.wire.messages import AgentRoute
 
 Kind = Literal["requeue", "cancel", "resubmit"]
+Learns = Literal["wait", "load"]
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="record"):
@@ -124,6 +125,22 @@ class Replaced(Record, frozen=True):
     job: str
 
 
+class Heir(Record, frozen=True):
+    """The successor of a task. job: "" while it is being submitted; over: there is none any more."""
+
+    key: str
+    job: str
+    over: bool = False
+
+
+class Sample(Record, frozen=True):
+    """What succession learns from: see `learned`."""
+
+    pool: str
+    what: Learns
+    seconds: float
+
+
 class Rollout(Record, frozen=True):
     """Where the rollout stands; the last one counts."""
 
@@ -137,16 +154,17 @@ class Spent(Record, frozen=True):
     nodes: int
 
 
-AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Rollout | Spent
+AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Heir | Sample | Rollout | Spent
 
 REMEMBER_SECONDS = 24 * 3600.0
+_SAMPLES = 1024
 
 
 @dataclass
 class Memory:
     """The sum of all records. history: when something was done about a task; open: begun, outcome unknown;
     placed: task -> "<array>_<task>" where it was last known; cancelled: jobs that we set out to cancel; replaced:
-    jobs whose task was resubmitted (both with the time)."""
+    jobs whose task was resubmitted or succeeded (both with the time); heirs: successors that are under way."""
 
     agents: dict[str, Agent] = field(default_factory=dict)
     history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
@@ -156,6 +174,8 @@ class Memory:
     replaced: dict[str, float] = field(default_factory=dict)
     excluded: dict[str, Excluded] = field(default_factory=dict)
     no_requeue: dict[str, NoRequeue] = field(default_factory=dict)
+    heirs: dict[str, Heir] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     rollout: Rollout | None = None
     spent: Spent | None = None
 
@@ -166,7 +186,7 @@ class Memory:
             case Agent():
                 self.agents[record.key] = record
                 if record.phase == "alive" and record.job and record.job not in self.replaced:
-                    self.placed[record.key] = record.job
+                    self._place(record.key, record.job)
             case Begun():
                 self.open[record.key] = record
                 self.history.setdefault(record.key, []).append((record.at, record.kind))
@@ -175,7 +195,7 @@ class Memory:
             case Ended():
                 begun = self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":
-                    self.placed[record.key] = record.job
+                    self._place(record.key, record.job)
                     if begun is not None and begun.job not in ("", record.job):
                         self.replaced[begun.job] = record.at
                 if not record.error and record.kind == "cancel":
@@ -186,10 +206,22 @@ class Memory:
                 self.no_requeue[record.pool] = record
             case Replaced():
                 self.replaced[record.job] = record.at
+            case Heir():
+                if record.over:
+                    self.heirs.pop(record.key, None)
+                else:
+                    self.heirs[record.key] = record
+            case Sample():
+                self.samples = [*self.samples[-_SAMPLES:], record]
             case Rollout():
                 self.rollout = record
             case Spent():
                 self.spent = record
+
+    def _place(self, key: str, job: str) -> None:
+        self.placed[key] = job
+        if key in self.heirs and self.heirs[key].job == job:
+            del self.heirs[key]
 
     def _we_cancelled(self, record: Begun | Ended) -> None:
         if record.job:
@@ -217,6 +249,8 @@ class Memory:
         yield from self.open.values()
         yield from (record for record in self.excluded.values() if record.at >= since)
         yield from self.no_requeue.values()
+        yield from self.heirs.values()
+        yield from self.samples
         if self.rollout is not None:
             yield self.rollout
         if self.spent is not None:

@@ -1,4 +1,4 @@
-"""Asks Slurm what `recovery` wants to know, and does what it decides.
+"""Asks Slurm what `recovery` and `succession` want to know, and does what recovery decides.
 
 Each deed is journalled before and after, so that a broker that dies in between leaves a successor who waits and
 looks instead of doing it again.
@@ -15,6 +15,7 @@ from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal
 from exahpc.broker.memory import Begun, Ended, Excluded, NoRequeue
 from exahpc.broker.recovery import Act, Recovery
+from exahpc.broker.successors import Successors
 from exahpc.broker.values import AgentView
 from exahpc.errors import ExahpcError
 from exahpc.slurm.api import RequeueDisabled
@@ -26,26 +27,31 @@ _log = logging.getLogger(__name__)
 
 
 class Rebuilder:
-    """The loop around Recovery. draining: set for good when the deployment is taken down."""
+    """The loop around Recovery. draining: set for good when the deployment is taken down; frozen: no node may be
+    asked for."""
 
     def __init__(
         self,
         cluster: Cluster,
         recovery: Recovery,
+        successors: Successors,
         fleet: Fleet,
         journal: Journal,
         now: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._cluster, self.recovery, self._fleet, self._journal = cluster, recovery, fleet, journal
+        self.successors, self._succession = successors, successors.succession
         self._now, self._spawn = now, spawn
-        self.draining = False
+        self.draining = self.frozen = False
+        self._parked: set[str] = set()
         self._arrays: set[str] = set()  # that stand in the job book
         self._trouble: tuple[float, str] | None = None
 
     def up(self, view: AgentView) -> None:
         """An agent said hello."""
-        self.recovery.up(view.key, view.job)
+        self.recovery.up(view.key, view.job, view.node)
+        self._succession.up(view, self._now())
         array = view.job.partition("_")[0]
         if array and array not in self._arrays:
             self._arrays.add(array)
@@ -53,12 +59,14 @@ class Rebuilder:
 
     def notes(self, now: float) -> list[str]:
         """For `status`."""
+        lines = self.recovery.notes() + self._succession.notes()
         if self._trouble is None:
-            return []
+            return lines
         since, why = self._trouble
-        return [f"Slurm could not be asked for {now - since:.0f} s, its last answers are shown: {why}"]
+        return [*lines, f"Slurm could not be asked for {now - since:.0f} s, its last answers are shown: {why}"]
 
     async def watch(self) -> None:
+        await self._begin()
         while not self.draining:
             await self.turn()
             await asyncio.sleep(1.0)
@@ -66,14 +74,34 @@ class Rebuilder:
     async def turn(self) -> None:
         """Ask if it is time to, decide, and begin what was decided."""
         now = self._now()
-        if self.recovery.query_due(now, absent=any(True for _ in self._fleet.absent())):
+        surplus = list(self._fleet.surplus())
+        busy = self._succession.curious or any(True for _ in self._fleet.absent())
+        if self.recovery.query_due(now, busy):
             await self._query(now)
-        for act in self.recovery.decide(self._fleet.absent(), self._now()):
+        now, absent = self._now(), list(self._fleet.absent())
+        for view in absent:
+            if view.key in self._parked:
+                self.recovery.wake(view.key)
+        self._parked = {view.key for view in surplus if self._fleet.parked(view.key)}
+        self.successors.turn(absent, self._parked, frozen=self.frozen)
+        acts = self.recovery.decide(absent, now, self._succession.all_heirs())
+        for act in acts + self.recovery.surplus(self._fleet.surplus(), now):
             self._spawn(self._perform(act))
+        for alert in self.recovery.alerts():
+            _log.error("%s", alert)
+
+    async def _begin(self) -> None:
+        """What is read once."""
+        try:
+            self._succession.chained((await self._cluster.book()).chain)
+            self.recovery.topology(await self._cluster.topology())
+        except ExahpcError as error:
+            _log.warning("the switches are not known: %s", error)
 
     async def _query(self, asked: float) -> None:
         try:
-            pools, records = await self._cluster.query(self.recovery.arrays())
+            living = self.recovery.arrays() | self._succession.arrays()
+            pools, records = await self._cluster.query(living)
         except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
@@ -83,6 +111,7 @@ class Rebuilder:
             self._arrays.update(arrays)
             self.recovery.placed(pool, arrays, records)
         self.recovery.answered(records, asked)
+        self._succession.answered(records, self._now())
 
     async def _perform(self, act: Act) -> None:
         await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))

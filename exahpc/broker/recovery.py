@@ -6,17 +6,17 @@ is still allowed; this module remembers what is under way, so that nothing is ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from exahpc.broker.limits import Allowance, Limits
+from exahpc.broker.limits import Allowance, Limits, Refusal, loads_at_once
 from exahpc.broker.memory import Kind, Memory
+from exahpc.broker.switches import Dark
 from exahpc.broker.values import AgentView
-from exahpc.broker.verdict import PATIENCE, Facts, Patience, judge
-from exahpc.deployment.spec import Deployment
-from exahpc.slurm.api import JobRecord
-
-_ENDED = ("completed", "failed", "lost")
+from exahpc.broker.verdict import PATIENCE, Facts, Patience, Verdict, is_blind, judge
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.slurm.api import ENDED, JobRecord
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,15 @@ class Act:
 
 @dataclass
 class _Task:
+    """node: where its agent was last; rebuilt: since when it is being rebuilt and not ready again, None when it is
+    not; woken: it was parked, and is wanted again; given_up: its budget is spent."""
+
     job: str
+    pool: Pool
+    node: str = ""
+    rebuilt: float | None = None
+    woken: bool = False
+    given_up: bool = False
     record: JobRecord | None = None
     asked: float = float("-inf")
     run: tuple[str, int, tuple[str, ...]] | None = None
@@ -59,9 +67,12 @@ class Recovery:
         now: float,
         patience: Patience = PATIENCE,
         limits: Limits | None = None,
+        dice: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """dice: a random number in [0, 1), for pauses."""
         self._patience = patience
         self._pools = {pool.name: pool for pool in deployment.pool}
+        self._ready_seconds = deployment.recovery.ready_seconds
         self._no_requeue = set(memory.no_requeue)
         self._cancelled, self._replaced = set(memory.cancelled), set(memory.replaced)
         self._suspects = {node: record.at for node, record in memory.excluded.items()}
@@ -69,12 +80,16 @@ class Recovery:
         for pool in deployment.pool:
             for number in range(pool.tasks):
                 key = f"{pool.name}/{number}"
-                self._tasks[key] = _Task(memory.placed.get(key, ""))
+                node = memory.agents[key].node if key in memory.agents else ""
+                self._tasks[key] = _Task(memory.placed.get(key, ""), pool, node)
         for key, begun in memory.open.items():  # our predecessor died while asking Slurm: it may have happened
             if key in self._tasks:
                 task = self._tasks[key]
                 task.acted, task.settling, task.unseen = begun.at, True, begun.kind == "resubmit"
-        self._allowance = Allowance(limits or Limits.of_fleet(len(self._tasks)), memory.history, now)
+        self._allowance = Allowance(limits or Limits.of_fleet(len(self._tasks)), memory.history, now, dice)
+        self._leaves: Mapping[str, str] = {}
+        self._dark: dict[str, int] = {}
+        self._alerts: list[str] = []
         self._queried = float("-inf")
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -88,7 +103,11 @@ class Recovery:
                 ids = [f"{array}_{number}" for array in arrays]
                 task.job = next((job for job in reversed(ids) if job in records), ids[0])
 
-    def up(self, key: str, job: str) -> None:
+    def topology(self, leaves: Mapping[str, str]) -> None:
+        """Node -> leaf switch."""
+        self._leaves = leaves
+
+    def up(self, key: str, job: str, node: str = "") -> None:
         """An agent is alive in this job: whatever was under way has had its effect.
 
         One that is heard once more from a job that was replaced (a partition healed) changes nothing.
@@ -96,8 +115,23 @@ class Recovery:
         if job in self._replaced:
             return
         task = self._tasks[key]
-        task.job = job or task.job
+        task.job, task.node = job or task.job, node or task.node
+        task.woken = task.given_up = False
         task.settling, task.unseen, task.refused, task.story = False, False, 0, ""
+
+    def loaded(self, key: str) -> None:
+        """All replicas of its agent are ready."""
+        self._tasks[key].rebuilt = None
+
+    def promote(self, key: str, job: str, now: float) -> None:
+        """The task lives in this job, which is on its way: its successor's."""
+        task = self._tasks[key]
+        self._replaced.add(task.job)
+        self._moved(task, job, now)
+
+    def wake(self, key: str) -> None:
+        """The task was parked and is wanted again."""
+        self._tasks[key].woken = True
 
     def answered(self, records: Mapping[str, JobRecord], asked: float) -> None:
         """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
@@ -106,7 +140,7 @@ class Recovery:
                 continue
             record = records.get(task.job) or JobRecord(task.job, "lost", "unknown to Slurm")
             same = task.record is not None and (task.record.id, task.record.raw) == (record.id, record.raw)
-            task.endings = (task.endings if same else 0) + 1 if record.state in _ENDED else 0
+            task.endings = (task.endings if same else 0) + 1 if record.state in ENDED else 0
             run = (record.id, record.restarts, record.nodes) if record.state == "running" else None
             if run is not None and run != task.run:
                 task.running_since = asked
@@ -137,41 +171,66 @@ class Recovery:
             return news
         task.settling, task.settled_run = True, task.run
         task.refused = 0
+        if kind != "cancel":
+            task.rebuilt = now
         if kind == "resubmit":
             self._replaced.add(task.job)
-            task.job, task.record, task.run, task.settled_run = job, None, None, None
+            self._moved(task, job, now)
+            task.settling = True
         return False
 
-    def decide(self, absent: Iterable[AgentView], now: float) -> list[Act]:
-        """What to ask of Slurm now. Each Act must be answered by `done`."""
+    def _moved(self, task: _Task, job: str, now: float) -> None:
+        task.job, task.record, task.run, task.settled_run = job, None, None, None
+        task.acted, task.endings, task.settling, task.unseen, task.woken = now, 0, False, False, False
+
+    def decide(self, absent: Iterable[AgentView], now: float, heirs: Container[str] = ()) -> list[Act]:
+        """What to ask of Slurm now. Each Act must be answered by `done`. heirs: tasks whose successor is under
+        way."""
         views = sorted(absent, key=lambda view: view.since)
-        silent = sum(view.phase == "lost" for view in views)
-        blind = silent >= 3 and 2 * silent >= len(self._tasks)
+        blind = is_blind(views, len(self._tasks))
+        dark = self._look(views)
+        loading = self._loading(now)
         acts: list[Act] = []
         for view in views:
             task = self._tasks[view.key]
             if task.doing is not None:
+                continue
+            if view.key in heirs:
+                task.story = "its successor is under way"
                 continue
             if task.settling:
                 if now - task.acted < self._patience.settle:
                     task.story = "waiting for Slurm to do what was asked"
                     continue
                 task.settling = task.unseen = False
-            verdict = judge(self._facts(view, task, blind), self._patience, now)
+            verdict = self._judge(view, task, blind, view.node in dark, now)
             if verdict.kind is None:
                 task.story = verdict.story
                 continue
-            refusal = self._allowance.refusal(view.key, now)
+            refusal = self._refusal(view, task, loading, now)
             if refusal is not None:
-                task.story = f"{verdict.story}; {refusal}"
+                task.story = f"{verdict.story}; {refusal.why}"
                 continue
             if verdict.kind == "cancel":  # the first half of a resubmission, which will be paid for
                 self._cancelled.add(task.job)
             else:
-                self._allowance.spend(view.key, now)
+                self._allowance.spend(view.key, now, counts=not task.woken)
+                loading[view.pool] += 1
             task.doing, task.story = verdict.kind, f"{verdict.kind}: {verdict.story}"
-            exclude = self._avoid(verdict.suspect, now)
+            exclude = self._avoid((verdict.suspect, *dark.beside(verdict.suspect)), now)
             acts.append(Act(view.key, verdict.kind, task.job, verdict.suspect, exclude, verdict.story))
+        return acts
+
+    def surplus(self, parked: Iterable[AgentView], now: float) -> list[Act]:
+        """Tasks that are not wanted and wait in Slurm's queue are cancelled. Answer each Act by `done`."""
+        acts: list[Act] = []
+        for view in parked:
+            task = self._tasks[view.key]
+            waits = task.record is not None and task.record.state in ("pending", "requeued")
+            if waits and task.doing is None and not task.settling:
+                task.doing = "cancel"
+                self._cancelled.add(task.job)
+                acts.append(Act(view.key, "cancel", task.job, "", (), "it is not needed now"))
         return acts
 
     def query_due(self, now: float, absent: bool) -> bool:
@@ -193,13 +252,70 @@ class Recovery:
     def job(self, key: str) -> str:
         return self._tasks[key].job
 
+    def avoid(self, now: float) -> tuple[str, ...]:
+        """Nodes that count as suspect."""
+        return self._avoid((), now)
+
+    def alerts(self) -> list[str]:
+        """What an operator should know, told once."""
+        alerts, self._alerts = self._alerts, []
+        return alerts
+
+    def notes(self) -> list[str]:
+        """For `status`."""
+        lines = [
+            f"switch {leaf}: {count} agents fell silent together" for leaf, count in sorted(self._dark.items())
+        ]
+        retired = [key for key, task in self._tasks.items() if task.given_up]
+        if retired:
+            shown = ", ".join(retired[:5]) + (" ..." if len(retired) > 5 else "")
+            lines.append(f"given up for now, {len(retired)} of {len(self._tasks)} tasks: {shown}")
+        return lines
+
     def arrays(self) -> set[str]:
         """Every array that a task is known to live in: to be asked about."""
         return {task.job.partition("_")[0] for task in self._tasks.values() if task.job}
 
     # --- inner -----------------------------------------------------------------------------------------------
 
-    def _facts(self, view: AgentView, task: _Task, blind: bool) -> Facts:
+    def _look(self, views: Iterable[AgentView]) -> Dark:
+        silent = [view.node for view in views if view.phase == "lost"]
+        dark = Dark(self._leaves, (task.node for task in self._tasks.values()), silent)
+        for leaf in dark.switches.keys() - self._dark.keys():
+            self._alerts.append(f"switch {leaf}: {dark.switches[leaf]} agents fell silent together")
+        self._dark = dark.switches
+        return dark
+
+    def _loading(self, now: float) -> Counter[str]:
+        """Tasks of each pool that load again because of us; those in Slurm's queue do not yet."""
+        count: Counter[str] = Counter()
+        for task in self._tasks.values():
+            if task.rebuilt is None:
+                continue
+            if now - task.rebuilt > self._ready_seconds:
+                task.rebuilt = None
+            elif task.record is None or task.record.state not in ("pending", "requeued"):
+                count[task.pool.name] += 1
+        return count
+
+    def _judge(self, view: AgentView, task: _Task, blind: bool, dark: bool, now: float) -> Verdict:
+        over = task.record is None or task.record.state in ENDED
+        if task.woken and over and view.phase in ("unheard", "gone"):
+            return Verdict("resubmit", "it is wanted again")
+        return judge(self._facts(view, task, blind, dark), self._patience, now)
+
+    def _refusal(self, view: AgentView, task: _Task, loading: Counter[str], now: float) -> Refusal | None:
+        refusal = self._allowance.turn(now) if task.woken else self._allowance.refusal(view.key, now)
+        spent = refusal is not None and refusal.spent
+        if spent and not task.given_up and refusal is not None:
+            self._alerts.append(f"{view.key} is {refusal.why}")
+        task.given_up = spent
+        most = loads_at_once(task.pool.tasks)
+        if refusal is None and not task.woken and loading[view.pool] >= most:
+            return Refusal(f"waits until fewer than {most} rebuilt tasks load")
+        return refusal
+
+    def _facts(self, view: AgentView, task: _Task, blind: bool, dark: bool) -> Facts:
         fresh = task.record is not None and task.asked > view.since and task.asked > task.acted
         requeue = self._pools[view.pool].requeue and view.pool not in self._no_requeue and task.refused < 2
         return Facts(
@@ -211,12 +327,12 @@ class Recovery:
             ours=task.job in self._cancelled,
             requeue=requeue,
             blind=blind,
+            dark=dark,
         )
 
-    def _avoid(self, suspect: str, now: float) -> tuple[str, ...]:
-        """The suspect and the other nodes that still count as suspect, an eighth of the fleet at most."""
-        if suspect:
-            self._suspects[suspect] = now
+    def _avoid(self, suspects: Sequence[str], now: float) -> tuple[str, ...]:
+        """These and the other nodes that still count as suspect, but of others an eighth of the fleet at most."""
+        self._suspects.update((node, now) for node in suspects if node)
         self._suspects = {n: at for n, at in self._suspects.items() if now - at < self._patience.exclusion}
         newest = sorted(self._suspects, key=lambda node: -self._suspects[node])
-        return tuple(newest[: max(1, len(self._tasks) // 8)])
+        return tuple(newest[: max(len(suspects), len(self._tasks) // 8, 1)])

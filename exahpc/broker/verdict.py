@@ -10,6 +10,7 @@ What keeps work from being run twice:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exahpc.broker.memory import Kind
@@ -19,11 +20,13 @@ from exahpc.slurm.api import JobRecord
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. hung: from a lost agent to a requeue while Slurm takes its job for running; start: from a job's
-    start to its agent's hello; settle: for a deed to show in Slurm's answers; exclusion: how long a suspect node
-    is avoided; busy, calm: between two queries while tasks are away, and while none is."""
+    """Seconds. hung: from a lost agent to a requeue while Slurm takes its job for running; dark: the same where
+    its whole switch went silent, which Slurm will notice too, or which comes back; start: from a job's start to
+    its agent's hello; settle: for a deed to show in Slurm's answers; exclusion: how long a suspect node is
+    avoided; busy, calm: between two queries while tasks are away, and while none is."""
 
     hung: float = 30.0
+    dark: float = 120.0
     start: float = 180.0
     settle: float = 120.0
     exclusion: float = 3600.0
@@ -39,7 +42,7 @@ class Facts:
     """All that a judgement needs. job: "<array>_<task>" or "" when not known; record: Slurm's answer, None when
     it is older than the absence or our last deed; running_since: when this run was first seen; endings: queries in
     a row that told this ending; ours: we cancelled the job; requeue: it can be requeued; blind: half of the fleet
-    is silent."""
+    is silent; dark: it went silent with its switch."""
 
     view: AgentView
     job: str
@@ -49,6 +52,7 @@ class Facts:
     ours: bool
     requeue: bool
     blind: bool
+    dark: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,12 @@ class Verdict:
     kind: Kind | None
     story: str
     suspect: str = ""
+
+
+def is_blind(absent: Iterable[AgentView], tasks: int) -> bool:
+    """Half of the fleet is silent at once: the fault is more likely ours."""
+    silent = sum(view.phase == "lost" for view in absent)
+    return silent >= 3 and 2 * silent >= tasks
 
 
 def judge(facts: Facts, patience: Patience, now: float) -> Verdict:
@@ -75,8 +85,10 @@ def judge(facts: Facts, patience: Patience, now: float) -> Verdict:
         case "running":
             hung = view.phase == "lost" and facts.running_since <= view.since
             since = view.since if hung else max(view.since, facts.running_since)
-            limit = patience.hung if hung else patience.start
+            limit = (patience.dark if facts.dark else patience.hung) if hung else patience.start
             silent = "its agent is silent" if hung else "its agent has not come up yet"
+            if hung and facts.dark:
+                silent += ", as are others on its switch,"
             if hung and facts.blind:
                 return Verdict(None, f"{silent}, as is half of the fleet: left alone, look at the head's network")
             if now - since < limit:

@@ -10,12 +10,10 @@ import msgspec
 
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
-from exahpc.slurm.api import JobRecord, SlurmClient, Submission
+from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
 from exahpc.slurm.jobbook import JobBook
 from exahpc.slurm.submission import head_submission, pool_submission
 from exahpc.wire.folder import Folder
-
-ENDED = ("completed", "failed", "lost")
 
 
 def submissions(deployment: Deployment, folder: Path, scripts: Path) -> dict[str, Submission]:

@@ -19,6 +19,10 @@ JobState = Literal["pending", "running", "completing", "requeued", "suspended", 
 `requeued` is PENDING after a requeue, PREEMPTED or NODE_FAIL on its way back."""
 
 
+ENDED: tuple[JobState, ...] = ("completed", "failed", "lost")
+"""What will not run again by itself."""
+
+
 class JobRecord(msgspec.Struct, frozen=True):
     """One job or array task. id: "1234" or "1234_5", always usable in scontrol and scancel.
 

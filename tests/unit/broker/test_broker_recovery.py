@@ -307,7 +307,7 @@ def test_slurm_is_asked_at_most_once_in_ten_seconds() -> None:
 
 def test_rebuilds_of_all_tasks_together_are_paced() -> None:
     limits = Limits(burst=4, refill_seconds=10.0)
-    allowance = Allowance(limits, {}, 0.0)
+    allowance = Allowance(limits, {}, 0.0, lambda: 0.0)
     begun = []
     for second in range(200):
         for task in range(100):
@@ -320,7 +320,7 @@ def test_rebuilds_of_all_tasks_together_are_paced() -> None:
 
 def test_a_new_broker_does_not_begin_with_a_full_bucket_in_the_middle_of_a_storm() -> None:
     history = {f"a/{task}": [(99.0, "requeue")] for task in range(4)}
-    allowance = Allowance(Limits(burst=4, refill_seconds=10.0), history, 100.0)  # type: ignore[arg-type]
+    allowance = Allowance(Limits(burst=4, refill_seconds=10.0), history, 100.0, lambda: 0.0)  # type: ignore[arg-type]
     assert allowance.refusal("a/9", 100.0) is not None
     assert allowance.refusal("a/9", 111.0) is None
 

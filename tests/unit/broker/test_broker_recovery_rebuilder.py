@@ -15,6 +15,8 @@ from exahpc.broker.journal import Journal, replay
 from exahpc.broker.memory import Memory, Started
 from exahpc.broker.rebuilder import Rebuilder
 from exahpc.broker.recovery import Recovery
+from exahpc.broker.succession import Succession
+from exahpc.broker.successors import Successors
 from exahpc.broker.values import Up
 from exahpc.deployment.parse import load
 from exahpc.errors import SlurmError
@@ -79,14 +81,11 @@ class Stage:
         self.fleet = Fleet(self.deployment, 1, 0.0)
         self.journal = Journal(self.folder.path / "journal", 1, [], Started(at=0.0, epoch=1, host="h"))
         self.tasks: set[asyncio.Task[None]] = set()
-        self.rebuilder = Rebuilder(
-            Cluster(self.deployment, self.folder, lambda: self.slurm),
-            Recovery(self.deployment, Memory(), 0.0),
-            self.fleet,
-            self.journal,
-            lambda: self.now,
-            self.spawn,
-        )
+        cluster = Cluster(self.deployment, self.folder, lambda: self.slurm)
+        recovery = Recovery(self.deployment, Memory(), 0.0)
+        hands = (self.fleet, self.journal, lambda: self.now, self.spawn)
+        successors = Successors(cluster, Succession(self.deployment, Memory(), 0.0), recovery, *hands)
+        self.rebuilder = Rebuilder(cluster, recovery, successors, *hands)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.add(asyncio.get_running_loop().create_task(work))

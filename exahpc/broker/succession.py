@@ -1,0 +1,351 @@
+"""When the successor of a task is submitted, and what becomes of it. Pure: events and a clock reading in, acts
+out.
+
+A successor is a new job for the same task. It is submitted so long before the task's end that its replicas are
+ready when Slurm's warning comes:
+
+    lead = warning + wait + load + margin        wait, load: see `learned`; margin: a share of the time limit
+
+and earlier where many tasks of a pool end together: then one after another, so that about a twentieth of the pool
+is doubled at a time, but never more than `walltime.most_lead_seconds` or half of the time limit ahead. A task has
+one successor at a time.
+
+When the current agent ends before its successor has come, the successor's job *is* the task from then on
+(`Promote`), and what Slurm still holds of the old job is cancelled: so a requeue that crosses a succession never
+gives two lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from exahpc.broker.bucket import Bucket
+from exahpc.broker.learned import Learned
+from exahpc.broker.memory import Memory
+from exahpc.broker.values import AgentView
+from exahpc.broker.verdict import PATIENCE, Patience, is_blind
+from exahpc.deployment.rules import merged
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.slurm import timelimit
+from exahpc.slurm.api import ENDED, JobRecord
+from exahpc.slurm.submission import WARN_SECONDS
+
+WARNING = WARN_SECONDS + 30.0  # Slurm's signals are up to half a minute early
+DOUBLED = 20  # one task in so many has its successor beside it, when all end together
+ALL_SECONDS = 480.0  # a whole pool's successors are submitted within this time at the fastest
+PRIOR_WAIT, PRIOR_LOAD = 300.0, 120.0  # before anything was measured
+LEAST_MARGIN, MOST_MARGIN, MARGIN = 15.0, 300.0, 0.03
+RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
+BACK_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Succeed:
+    """Submit the task's successor, then call `submitted`."""
+
+    key: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel this job, which is not needed. key: its task."""
+
+    key: str
+    job: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Promote:
+    """The task lives in `job` from now on; it lived in `old`."""
+
+    key: str
+    job: str
+    old: str
+
+
+SuccessionAct = Succeed | Cancel | Promote
+_Heir = Literal["none", "asked", "queued", "here"]
+
+
+@dataclass
+class _Task:
+    """job: of the current agent; until: when Slurm ends it, 0 when not known; began: when its agent was first
+    seen, 0 when an earlier broker saw that; heir: job of the successor, "" while it is being asked for."""
+
+    pool: Pool
+    job: str = ""
+    until: float = 0.0
+    began: float = 0.0
+    state: _Heir = "none"
+    heir: str = ""
+    asked: float = 0.0
+    endings: int = 0
+    failures: int = 0
+    retry: float = 0.0
+    declined: bool = False  # somebody cancelled the successor of this life
+    warned: bool = False
+
+    def forget(self) -> None:
+        self.state, self.heir, self.endings, self.warned = "none", "", 0, False
+
+
+class Succession:
+    """State of all tasks' successors. Times in seconds of the fleet's clock, which is Unix time."""
+
+    def __init__(self, deployment: Deployment, memory: Memory, now: float, patience: Patience = PATIENCE) -> None:
+        self._mode = deployment.walltime.successors
+        self._most = deployment.walltime.most_lead_seconds
+        self.drain_seconds = deployment.walltime.drain_seconds
+        self._patience = patience
+        self._limits = {
+            pool.name: timelimit.seconds(merged(deployment.slurm, pool.slurm).time or "")
+            for pool in deployment.pool
+        }
+        self._tasks = {f"{p.name}/{task}": _Task(p) for p in deployment.pool for task in range(p.tasks)}
+        self._learned = Learned((sample.pool, sample.what, sample.seconds) for sample in memory.samples)
+        self._buckets: dict[str, Bucket] = {}
+        self._chain: Mapping[str, Sequence[str]] = {}
+        self._unasked: set[str] = set()  # tasks whose end is not known, until Slurm was asked
+        self._spent: dict[str, tuple[str, float]] = {}  # job -> (task, since when it should be over)
+        for pool in deployment.pool:
+            pace = min(10.0, ALL_SECONDS / pool.tasks)
+            self._buckets[pool.name] = Bucket(max(1, pool.tasks // DOUBLED), pace, now)
+        for key, agent in memory.agents.items():
+            if key in self._tasks:
+                self._tasks[key].job, self._tasks[key].until = agent.job, agent.until
+        for key, heir in memory.heirs.items():
+            if key in self._tasks:
+                task = self._tasks[key]
+                task.state, task.heir, task.asked = ("queued" if heir.job else "asked"), heir.job, heir.at
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def up(self, view: AgentView, now: float) -> None:
+        """The task's current agent said hello."""
+        task = self._tasks[view.key]
+        if view.job and view.job != task.job:
+            task.job, task.until, task.began = view.job, 0.0, now
+            task.declined, task.failures, task.retry = False, 0, 0.0
+            if view.job == task.heir or task.state == "asked":
+                task.forget()
+            self._follow(view.key, task)
+        task.until = view.until or task.until
+        if not task.until:
+            self._unasked.add(view.key)
+
+    def coming(self, view: AgentView, now: float) -> float | None:
+        """A successor said hello. Returns how long it waited, where that is known: to be journalled."""
+        task = self._tasks[view.key]
+        known, task.heir = task.heir, view.job
+        first, task.state = task.state != "here", "here"
+        if known != view.job or not first or not task.asked or self._mode == "chain":
+            return None
+        waited = now - task.asked
+        self._learned.add(view.pool, "wait", waited)
+        return waited
+
+    def lapsed(self, view: AgentView, now: float) -> None:
+        """A successor that had come is gone: its job, if Slurm still has it, is of no use."""
+        task = self._tasks[view.key]
+        self.retired(view.key, view.job, now)
+        if view.job == task.heir:
+            self._failed(task, now)
+
+    def loaded(self, pool: str, seconds: float) -> None:
+        """An agent's replicas are ready, so long after its hello."""
+        self._learned.add(pool, "load", seconds)
+
+    def retired(self, key: str, job: str, now: float) -> None:
+        """The task lives elsewhere: this job is over soon, or else it is cancelled."""
+        self._spent[job] = (key, now + self.drain_seconds + self._patience.hung)
+
+    def chained(self, chain: Mapping[str, Sequence[str]]) -> None:
+        """What `up` submitted in advance: "pool/task" -> jobs in their order."""
+        self._chain = chain
+        for key, task in self._tasks.items():
+            self._follow(key, task)
+
+    def _follow(self, key: str, task: _Task) -> None:
+        """The successor in the chain is the one behind the current job."""
+        jobs = list(self._chain.get(key, ()))
+        left = jobs[jobs.index(task.job) + 1 :] if task.job in jobs else jobs
+        if self._mode == "chain" and left and task.state == "none":
+            task.state, task.heir, task.asked = "queued", left[0], 0.0
+
+    def answered(self, records: Mapping[str, JobRecord], now: float) -> None:
+        """Slurm's answer. A job that is not in it is unknown to Slurm."""
+        self._unasked.clear()
+        for task in self._tasks.values():
+            record = records.get(task.job)
+            if record is not None and record.end:
+                task.until = record.end
+            if task.state not in ("queued", "here"):
+                continue
+            heir = records.get(task.heir)
+            task.endings = task.endings + 1 if heir is None or heir.state in ENDED else 0
+            if task.endings >= 2:
+                task.declined = heir is not None and heir.raw.startswith("CANCELLED")
+                self._failed(task, now)
+        for job in [job for job in self._spent if job not in records or records[job].state in ENDED]:
+            del self._spent[job]
+        for job, (key, due) in self._spent.items():
+            if records[job].state in ("pending", "requeued"):  # it was requeued while it was succeeded
+                self._spent[job] = (key, min(due, now))
+
+    def submitted(self, key: str, job: str, error: str, now: float) -> None:
+        """How a `Succeed` went."""
+        task = self._tasks[key]
+        if error:
+            self._failed(task, now)
+        elif task.state == "asked":  # else its agent was faster than our answer
+            task.state, task.heir, task.asked, task.endings = "queued", job, now, 0
+
+    def _failed(self, task: _Task, now: float) -> None:
+        task.forget()
+        task.retry = now + min(LONGEST_RETRY, RETRY_SECONDS * 2**task.failures)
+        task.failures += 1
+
+    # --- decisions -------------------------------------------------------------------------------------------
+
+    def decide(
+        self, absent: Iterable[AgentView], parked: Container[str], now: float, *, frozen: bool = False
+    ) -> list[SuccessionAct]:
+        """What to do now. absent: wanted agents that are not alive; frozen: no further node may be asked for."""
+        away = {view.key: view for view in absent}
+        blind = is_blind(away.values(), len(self._tasks))
+        acts: list[SuccessionAct] = []
+        free: dict[str, list[tuple[float, str]]] = {}
+        for key, task in self._tasks.items():
+            if task.state == "asked":
+                if now - task.asked > self._patience.settle:  # asked by an earlier broker: nothing came of it
+                    self._failed(task, now)
+            elif key in parked:
+                if task.heir:
+                    acts.append(Cancel(key, task.heir, "its task is not needed now"))
+                    self._spent[task.heir] = (key, now + self._patience.settle)
+                    task.forget()
+            elif key in away:
+                if task.heir and self._is_over(away[key], now, blind):
+                    acts += self._promote(key, task, away[key], now)
+            elif task.state == "none" and task.until and not task.declined:
+                free.setdefault(task.pool.name, []).append((task.until, key))
+        if self._mode == "auto" and not frozen:
+            for pool, ends in free.items():
+                acts += self._submit(pool, ends, now)
+        return acts + self._sweep(now)
+
+    def _is_over(self, view: AgentView, now: float, blind: bool) -> bool:
+        """An agent that is only restarted in its job is back within seconds."""
+        away = now - view.since
+        match view.phase:
+            case "gone":
+                return view.handed_back or away >= BACK_SECONDS
+            case "lost":
+                return not blind and away >= self._patience.hung
+            case _:
+                return False
+
+    def _promote(self, key: str, task: _Task, view: AgentView, now: float) -> list[SuccessionAct]:
+        old, job = task.job, task.heir
+        task.forget()
+        task.job, task.until, task.began = job, 0.0, 0.0
+        self._follow(key, task)
+        acts: list[SuccessionAct] = [Promote(key, job, old)]
+        self.retired(key, old, now)
+        if view.handed_back or view.phase == "lost":
+            acts.append(Cancel(key, old, f"its successor {job} is under way"))
+        return acts
+
+    def _submit(self, pool: str, ends: list[tuple[float, str]], now: float) -> list[SuccessionAct]:
+        """Those that are due, the first to end first. Planned backwards from the last end."""
+        wait, load = self._wait(pool, now), self._load(pool)
+        gap = (load + self.drain_seconds) / max(1, self._tasks[ends[0][1]].pool.tasks // DOUBLED)
+        due: list[tuple[float, str]] = []
+        latest = float("inf")
+        for end, key in sorted(ends, reverse=True):
+            task = self._tasks[key]
+            limit = self._limit(task, end)
+            latest = min(latest - gap, end - self._lead(limit, WARNING + wait + load))
+            if now >= max(latest, end - min(self._most, limit / 2), task.retry):
+                due.append((end, key))
+        acts: list[SuccessionAct] = []
+        for end, key in sorted(due):
+            if not self._buckets[pool].take(now):
+                break
+            task = self._tasks[key]
+            task.state, task.asked = "asked", now
+            acts.append(Succeed(key, f"its job {task.job} ends in {(end - now) / 60:.0f} min"))
+        return acts
+
+    def _sweep(self, now: float) -> list[SuccessionAct]:
+        acts: list[SuccessionAct] = []
+        for job, (key, due) in list(self._spent.items()):
+            if now >= due:
+                acts.append(Cancel(key, job, "its task lives in another job"))
+                self._spent[job] = (key, now + self._patience.settle)
+        return acts
+
+    # --- estimates -------------------------------------------------------------------------------------------
+
+    def _limit(self, task: _Task, end: float) -> float:
+        """Time limit of the task's job, where it is not told: a long one."""
+        return self._limits[task.pool.name] or (end - task.began if task.began else float("inf"))
+
+    @staticmethod
+    def _lead(limit: float, needed: float) -> float:
+        return needed + min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit))
+
+    def _wait(self, pool: str, now: float) -> float:
+        """As learned; what is waiting now has waited at least so long."""
+        waiting = (
+            now - task.asked
+            for task in self._tasks.values()
+            if task.state == "queued" and task.asked and task.pool.name == pool
+        )
+        known = self._learned.wait(pool)
+        return max(PRIOR_WAIT if known is None else known, max(waiting, default=0.0))
+
+    def _load(self, pool: str) -> float:
+        known = self._learned.load(pool)
+        return PRIOR_LOAD if known is None else known
+
+    # --- what others read ------------------------------------------------------------------------------------
+
+    def heir(self, key: str) -> str:
+        """Job of the successor that is under way; "" while there is none, or none that is known."""
+        return self._tasks[key].heir
+
+    def all_heirs(self) -> dict[str, str]:
+        """Task -> job of its successor, where one is under way."""
+        return {key: task.heir for key, task in self._tasks.items() if task.heir}
+
+    @property
+    def curious(self) -> bool:
+        """Slurm should be asked soon: successors are under way, or a job's end is not known yet."""
+        return bool(self._unasked) or any(task.state in ("asked", "queued") for task in self._tasks.values())
+
+    def warn(self, key: str) -> bool:
+        """The task's agent drains by itself: True once when it should hear that it has a successor."""
+        task = self._tasks[key]
+        if not task.heir or task.warned:
+            return False
+        task.warned = True
+        return True
+
+    def arrays(self) -> set[str]:
+        """To be asked about."""
+        jobs = [task.heir for task in self._tasks.values() if task.heir] + list(self._spent)
+        return {job.partition("_")[0] for job in jobs}
+
+    def notes(self) -> list[str]:
+        """For `status`."""
+        queued = sum(task.state == "queued" and task.asked > 0 for task in self._tasks.values())
+        lines = [f"{queued} successors wait in Slurm's queue"] if queued else []
+        last = sum(task.state == "none" and task.until > 0 for task in self._tasks.values())
+        if self._mode == "chain" and self._chain and last:
+            lines.append(f"the chain of successors ends: {last} tasks have none left")
+        return lines
