@@ -276,6 +276,7 @@ class Agent:
             leases=self._traffic.leases,
             version=self._core.version,
             sequences=self._pool.max_sequences,
+            until=here.end_time(),
         )
 
     def _states(self) -> list[ReplicaState]:

@@ -18,6 +18,7 @@ from exahpc.agent.steps import Step, adoptable, socket_path
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.models import copies
+from exahpc.slurm import here
 from exahpc.slurm.steps import replica_step
 from exahpc.wire.folder import Folder, runtime_directory
 
@@ -38,7 +39,8 @@ class Starter:
     @property
     def runtime(self) -> Path:
         """Asked for anew each time: an agent beside us removes it when it leaves it empty."""
-        return runtime_directory(self._folder.path, socket.gethostname())
+        job = here.task_id() if self._deployment.launcher.kind == "slurm" else None
+        return runtime_directory(self._folder.path, socket.gethostname(), job or "")
 
     def adoptable(self, slots: Sequence[int]) -> list[Step]:
         return adoptable(self.runtime, self._pool.name, slots, self._digest, self._folder.path)

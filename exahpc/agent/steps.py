@@ -213,7 +213,9 @@ def adoptable(runtime: Path, pool: str, slots: Sequence[int], deployment: str, f
     """Living steps of these slots that serve this deployment.
 
     Everything else of these slots is cleared away: files of dead steps, steps of an earlier deployment file, steps
-    whose agent died before it could record them. Blocks until what had to die is dead (some seconds at most).
+    whose agent died before it could record them. What belongs to another job of this node, which may run the same
+    task before or after us, has another runtime directory and is left alone. Blocks until what had to die is dead
+    (some seconds at most).
     """
     found: list[Step] = []
     for slot in slots:
@@ -228,7 +230,7 @@ def adoptable(runtime: Path, pool: str, slots: Sequence[int], deployment: str, f
         _discard(record)
     kept = {step.record.socket for step in found}
     for pid, slot, socket in list(processes.replicas(folder, pool)):
-        if slot in slots and socket not in kept:
+        if slot in slots and socket not in kept and Path(socket).parent == runtime:
             log.warning("process %d is an unrecorded step of slot %d: killing it", pid, slot)
             _clear([pid, *processes.family(None, socket)], socket)
     for slot in slots:

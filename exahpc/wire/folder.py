@@ -95,12 +95,13 @@ def claim(directory: Path, prefix: str = "") -> int:
         return number
 
 
-def runtime_directory(folder: Path, node: str) -> Path:
-    """Node-local 0700 directory for the sockets of one deployment on one node.
+def runtime_directory(folder: Path, node: str, job: str = "") -> Path:
+    """Node-local 0700 directory for the sockets of one deployment on one node; with `job`, of one Slurm job there:
+    a task and its successor may share a node.
 
     Raises LinkError when somebody else made it: /tmp is shared with every user of the node.
     """
-    tag = hashlib.sha256(f"{folder.resolve()}@{node}".encode()).hexdigest()[:12]
+    tag = hashlib.sha256(f"{folder.resolve()}@{node}{':' + job if job else ''}".encode()).hexdigest()[:12]
     path = Path("/tmp") / f"exahpc-{os.getuid()}-{tag}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -152,6 +152,19 @@ def test_a_step_that_nobody_recorded_is_ended(runtime: Path) -> None:
             child.wait()
 
 
+def test_a_step_of_another_job_of_this_node_is_left_alone(runtime: Path) -> None:
+    """A task and its successor may share a node: same folder, pool and slot, another runtime directory."""
+    arguments = (*names(runtime)[:-1], str(socket_path(runtime / "other", "a", 0, 1)))
+    beside = subprocess.Popen(["sh", "-c", "sleep 300; :", *arguments], start_new_session=True)
+    try:
+        until("the step", lambda: beside.pid in processes.family(None, arguments[-1]), 5)
+        assert adopt(runtime) == []
+        assert beside.poll() is None
+    finally:
+        os.killpg(beside.pid, signal.SIGKILL)
+        beside.wait()
+
+
 def test_files_of_dead_steps_are_removed_and_those_of_other_slots_kept(runtime: Path) -> None:
     for name in ("a.0.1.sock", "a.0.2.sock", "a.1.1.sock", "a.1.json", "entry.alive"):
         (runtime / name).touch()

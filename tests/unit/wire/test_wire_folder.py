@@ -97,12 +97,15 @@ def test_a_runtime_directory_that_others_may_enter_is_refused(tmp_path: Path) ->
     try:
         assert f.runtime_directory(tmp_path, "node") == path
         assert f.runtime_directory(tmp_path, "other") != path
+        assert len({path, *(f.runtime_directory(tmp_path, "node", job) for job in ("7_0", "8_0"))}) == 3
         path.chmod(0o755)
         with pytest.raises(LinkError, match="private"):
             f.runtime_directory(tmp_path, "node")
     finally:
         path.rmdir()
         f.runtime_directory(tmp_path, "other").rmdir()
+        for job in ("7_0", "8_0"):
+            f.runtime_directory(tmp_path, "node", job).rmdir()
 
 
 @pytest.mark.parametrize(
