@@ -31,9 +31,10 @@ IDLE = 0.02  # utilization below which accelerators do nothing
 
 @dataclass(slots=True)
 class _Agent:
-    """group: only agents of the same one are compared; present: it is alive."""
+    """group, traffic: see `Health.up`; present: it is alive."""
 
     group: Hashable
+    traffic: Hashable
     node: str
     present: bool = True
     replicas: dict[int, Replica] = field(default_factory=dict)
@@ -71,15 +72,18 @@ class Health:
 
     # --- events ----------------------------------------------------------------------------------------------
 
-    def up(self, key: str, group: Hashable, node: str) -> None:
-        """An agent is alive. What was known of its replicas on another node does not count."""
+    def up(self, key: str, group: Hashable, traffic: Hashable, node: str) -> None:
+        """An agent is alive. What was known of its replicas on another node does not count.
+
+        group: agents whose replicas can be compared; traffic: agents whose replicas can stand in for each other.
+        """
         self.down(key)
         agent = self._agents.get(key)
         if agent is None or agent.node != node:
             for slot in agent.replicas if agent else ():
                 self._ill.pop((key, slot), None)
-            agent = self._agents[key] = _Agent(group, node)
-        agent.group, agent.present = group, True
+            agent = self._agents[key] = _Agent(group, traffic, node)
+        agent.group, agent.traffic, agent.present = group, traffic, True
         self._ready += agent.ready
 
     def down(self, key: str) -> None:
@@ -259,11 +263,11 @@ class Health:
         return [Weigh(replica.key, replica.told.slot, replica.told.incarnation, weight, probe, what)]
 
     def _others(self, replica: Replica) -> bool:
-        """Whether another one of its group takes traffic."""
-        group = self._agents[replica.key].group
+        """Whether another one can take its traffic."""
+        traffic = self._agents[replica.key].traffic
         return any(
             other.serving and other is not replica
             for agent in self._agents.values()
-            if agent.present and agent.group == group
+            if agent.present and agent.traffic == traffic
             for other in agent.replicas.values()
         )

@@ -99,8 +99,8 @@ def carried(weight: float, probe: bool) -> State:
 class Replica:
     """Mutable; only `health` changes it. Times in seconds of the broker's clock.
 
-    told: the last that its agent said; why, since: of the state; hot, cool: windows in a row; judged: when it was
-    last compared; trips: in a row; until: end of the rest; slow: out of traffic for its latency or its answers;
+    told: the last that its agent said; why, since: of the state; hot, cool: windows in a row; judged: when that was
+    last confirmed or changed; trips: in a row; until: end of the rest; slow: out of traffic for its latency or its answers;
     restarted: since its trips began; tokens, ended, worthless: generated, answers, and bad ones of them at the
     last count; bad: share of bad ones in the last full count.
     """
@@ -165,7 +165,7 @@ class Replica:
         after = TRANSITIONS.get((self.state, sign))
         if after is None:
             raise StateError(f"replica {self} cannot take {sign!r} while {self.state!r} ({self.why})")
-        self.state, self.why, self.since, self.cool = after, why, now, 0
+        self.state, self.why, self.since, self.judged, self.cool = after, why, now, now, 0
 
     def reborn(self, told: ReplicaState) -> None:
         """The next incarnation: of the last one only its trips count."""

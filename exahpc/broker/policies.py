@@ -66,7 +66,8 @@ class Policies:
     def up(self, view: AgentView, now: float) -> list[FleetAction]:
         """An agent said hello, or is heard again."""
         self.rollout.up(view)
-        self._health.up(view.key, (self._shapes[view.pool], view.version), view.node)
+        shape = self._shapes[view.pool]
+        self._health.up(view.key, (shape, view.version), (shape.length, view.version), view.node)
         return self.heard(view.key, self._fleet.replicas(view.key), now)
 
     def down(self, key: str, now: float) -> None:

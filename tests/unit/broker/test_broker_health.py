@@ -31,7 +31,7 @@ class Ward:
     def __post_init__(self) -> None:
         self.health = Health(self.keys, self.size, self.now, hand_back=self.hand_back)
         for number in range(self.size):
-            self.health.up(f"a/{number}", "group", f"n{number}")
+            self.health.up(f"a/{number}", "group", "traffic", f"n{number}")
             self.tell(number, tbt=FAST)
 
     def tell(self, number: int, tbt: float = FAST, **changes: Any) -> list[Order]:
@@ -212,7 +212,7 @@ def test_one_replica_may_always_be_tripped_but_not_the_last_of_its_group() -> No
 def test_replicas_of_other_groups_are_not_compared() -> None:
     ward = Ward(8)
     for number in range(4):
-        ward.health.up(f"a/{number}", "other", f"n{number}")
+        ward.health.up(f"a/{number}", "other", "traffic", f"n{number}")
     for _ in range(5):
         assert ward.window(dict.fromkeys(range(4), SLOW)) == []
 
@@ -324,7 +324,7 @@ def test_trips_in_a_row_end_in_a_restart_and_then_on_another_node() -> None:
     made = ward.pass_time(1)
     assert kinds(made) == [Weigh, HandBack]
     assert "ill again after a restart" in made[1].why  # type: ignore[union-attr]
-    ward.health.up("a/0", "group", "another")
+    ward.health.up("a/0", "group", "traffic", "another")
     ward.tell(0, incarnation=3)
     for _ in range(KEYS.windows):
         ward.window({0: SLOW})
@@ -430,6 +430,21 @@ def test_the_only_replica_is_restarted_but_keeps_its_traffic_until_then() -> Non
     assert ward.weight(0) > 0
 
 
+def test_a_replica_that_falls_quiet_after_a_long_idle_time_is_not_forgiven_at_once() -> None:
+    ward = Ward(8)
+    ward.pass_time(600)
+    ward.tell(0, **silent(6.0))
+    assert ward.pass_time(1) == []
+    assert ward.state(0) == "degraded"
+
+
+def test_a_silent_replica_that_is_the_only_one_of_its_shape_is_out_when_others_can_stand_in() -> None:
+    ward = Ward(3)
+    ward.health.up("a/0", "other shape", "traffic", "n0")
+    ward.tell(0, **silent(10.0))
+    assert ward.weight(0) == 0
+
+
 def test_restarts_are_paced_and_those_who_wait_for_theirs_are_out_of_traffic() -> None:
     ward = Ward(64)
     for number in range(20):
@@ -465,7 +480,7 @@ def test_the_silence_of_an_agent_says_nothing_about_its_replicas() -> None:
     ward.health.down("a/1")
     ward.health.down("a/0")
     assert ward.pass_time(600) == []
-    ward.health.up("a/0", "group", "n0")
+    ward.health.up("a/0", "group", "traffic", "n0")
     ward.tell(0)
     assert ward.state(0) == "tripped", "the same step is as ill as before"
     ward.pass_time(1)
@@ -484,7 +499,7 @@ def test_a_new_broker_keeps_out_whom_its_predecessor_had_out() -> None:
     ]
     health = Health(KEYS, 4, 0.0, before=before)
     for number in range(4):
-        health.up(f"a/{number}", "group", "n")
+        health.up(f"a/{number}", "group", "traffic", "n")
         health.heard(f"a/{number}", [ReplicaState(number, 8 if number == 3 else 1, "ready")], 0.0)
     assert [health.ill(f"a/{n}") and health.ill(f"a/{n}")[0][1] for n in range(4)] == [
         "tripped", "degraded", "tripped", [],

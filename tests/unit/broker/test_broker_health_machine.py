@@ -75,7 +75,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(task=st.integers(0, TASKS - 1))
     def comes(self, task: int) -> None:
-        self.health.up(f"a/{task}", "group", f"n{task}")
+        self.health.up(f"a/{task}", "group", "traffic", f"n{task}")
         self.present.add(task)
         states = [self.states[slot] for t, slot in SLOTS if t == task and slot in self.states]
         self.obey(self.health.heard(f"a/{task}", states, self.now))
