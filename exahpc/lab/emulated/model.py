@@ -104,18 +104,20 @@ class Batch:
 
     steps: done so far; decoding, running, waiting: sequences that make tokens, that have a place, that have none;
     kv: tokens that the running ones will hold in the end. slow: everything takes so many times as long; frozen:
-    nothing goes on any more (a replica that looks alive).
+    nothing goes on any more (a replica that looks alive). due: when `advance` has something to tell next; infinite
+    when nothing runs, or nothing moves.
     """
 
     __slots__ = (
         "_at", "_begun", "_ends", "_known", "_left_tokens", "_long", "_open", "_phase", "_phase_end",
-        "_phase_extra", "_phase_rate", "_short", "_step", "_waiting", "decoding", "frozen", "kv", "kv_tokens", "latency", "running", "sequences",
-        "slow", "steps",
+        "_phase_extra", "_phase_rate", "_short", "_step", "_waiting", "decoding", "due", "frozen", "kv",
+        "kv_tokens", "latency", "running", "sequences", "slow", "steps",
     )  # fmt: skip
 
     def __init__(self, latency: Latency, sequences: int, kv_tokens: int, slow: float = 1.0) -> None:
         self.latency, self.sequences, self.kv_tokens, self.slow = latency, sequences, kv_tokens, slow
         self.frozen = False
+        self.due = math.inf
         self.steps = 0.0
         self.running = self.decoding = self.kv = 0
         self._left_tokens = 0  # of sequences that are gone
@@ -158,16 +160,6 @@ class Batch:
         """Tokens to be computed or generated, as of when the clock last moved."""
         return max(0, round(self._open + self._begun - self.decoding * (1 + self.steps)))
 
-    def next(self) -> float:
-        """When `advance` has something to tell next; infinite when nothing runs, or nothing moves."""
-        due = self._phase_end
-        ends = self._ends
-        if ends and ends[0][0] < due:
-            due = ends[0][0]
-        if due == math.inf or self.frozen:
-            return math.inf
-        return self._at + (due - self.steps) * self._step
-
     def next_step(self) -> float:
         """When the present step is done: then every decoding sequence has one more token."""
         if not self.running or self.frozen:
@@ -179,10 +171,11 @@ class Batch:
     def admit(self, sequence: int, prompt: int, new: int, now: float) -> None:
         """A sequence comes; prompt: tokens to compute, at least one; new: tokens to generate, at least one. Call
         `advance(now)` before."""
-        self._move(now)
+        if now > self._at:
+            self._move(now)
         found = self._known[sequence] = _Running(sequence, prompt, new)
+        self._open += found.kv
         self._waiting.append(found)
-        self._open += prompt + new
         self._start()
         self._settle()
 
@@ -220,17 +213,22 @@ class Batch:
     def advance(self, now: float) -> list[Progress]:
         """Let time pass: what has happened by `now`, in order."""
         told: list[Progress] = []
-        while (due := self.next()) <= now:
-            self._move(due)
-            if self._ends and self._ends[0][0] <= self._phase_end:
-                self.steps, number = heappop(self._ends)
-                self._end(self._known[number], told)
+        while self.due <= now:
+            self._move(self.due)
+            ends, reached = self._ends, self._phase_end
+            if ends and ends[0][0] <= reached:
+                reached = ends[0][0]
+                while ends and ends[0][0] == reached:  # those that began together end together
+                    self._end(self._known[heappop(ends)[1]], told)
+                self.steps = reached
             else:
-                self.steps = self._phase_end
+                self.steps = reached
                 self._prompts_done(told)
-            self._start()
+            if self._waiting:
+                self._start()
             self._settle()
-        self._move(now)
+        if now > self._at:
+            self._move(now)
         return told
 
     def change(self, now: float, *, slow: float | None = None, frozen: bool | None = None) -> None:
@@ -247,14 +245,12 @@ class Batch:
 
     def _move(self, now: float) -> None:
         """Count the steps since the clock last moved."""
-        if now <= self._at:
-            return
-        if self.running and not self.frozen:
+        if self.running and not self.frozen and now > self._at:
             done = (now - self._at) / self._step
             self.steps += done
             if self._phase_rate:
                 self._long[0].left -= done * self._phase_rate
-        self._at = now
+        self._at = max(now, self._at)
 
     def _start(self) -> None:
         """Give places to those that wait, in order; nobody overtakes."""
@@ -307,8 +303,11 @@ class Batch:
             self._cut()
         if self._phase_end == math.inf and (self._short or self._long):
             self._begin_phase()
-        latency = self.latency
+        latency, due, ends = self.latency, self._phase_end, self._ends
         self._step = (latency.base_seconds + latency.each_seconds * self.decoding + self._phase_extra) * self.slow
+        if ends and ends[0][0] < due:
+            due = ends[0][0]
+        self.due = math.inf if self.frozen else self._at + (due - self.steps) * self._step
 
     def _begin_phase(self) -> None:
         """Short prompts, as many as fit, are computed in one step, and a part of a long one beside them; a long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from exahpc.entry.actions import Action, Connect, Disconnect, Finish, Refuse, Tell
@@ -52,17 +51,19 @@ class Gateway:
         """A client asks."""
         now = self._timeline.now
         self._opened += 1
-        client = Client(now, arrival.prompt, arrival.new)
+        _, prompt, new, most, stream = arrival
+        client = Client(now, prompt, new)
+        name = f"{self.number}-{self._opened}"
         record = Record(
-            f"{self.number}-{self._opened}",
+            name,
             "completion",
             b"",
-            stream=arrival.stream,
+            stream=stream,
             seed=0,
             created=0,
             choices=1,
-            prompt=arrival.prompt,
-            new=arrival.max_tokens,
+            prompt=prompt,
+            new=most,
             client=client,
         )
         self._outcomes.opened += 1
@@ -85,8 +86,9 @@ class Gateway:
         touched, actions = self.desk.frames(agent, [frame], now)
         for record in touched:
             record.out.clear()
-            if record.client.first < 0:
-                record.client.first = now
+            client = record.client
+            if client.first < 0:
+                client.first = now
         if actions:
             self.perform(actions + self.desk.pump(now))
 
@@ -118,7 +120,7 @@ class Gateway:
 
     # --- actions and time ------------------------------------------------------------------------------------
 
-    def perform(self, actions: Iterable[Action]) -> None:
+    def perform(self, actions: list[Action]) -> None:
         """In order; what an action causes is done behind those that were decided before."""
         todo = self._todo
         todo.extend(actions)
@@ -126,24 +128,30 @@ class Gateway:
             return
         self._busy = True
         while todo:
-            self._one(todo.popleft())
+            action = todo.popleft()
+            if type(action) is Tell:
+                self._tell(action)
+            elif type(action) is Finish:
+                record = action.record
+                self._outcomes.end(record.client, "done", record.deaths, self._timeline.now)
+            else:
+                self._rare(action)
         self._busy = False
         if not self._armed and self.desk.waiting:
             self._arm()
 
-    def _one(self, action: Action) -> None:
+    def _tell(self, action: Tell) -> None:
+        agent, message = action.agent, action.message
+        host = self._hosts.get(agent.key)
+        if host is None or not host.alive:
+            return  # the link will break, and then it is decided anew
+        if type(message) is Submit:
+            host.relay.submit(self, agent, message, self.desk.ledger.records[message.request].client)
+        else:
+            host.relay.cancel(message.request)
+
+    def _rare(self, action: Action) -> None:
         match action:
-            case Tell(agent=agent, message=message):
-                host = self._hosts.get(agent.key)
-                if host is None or not host.alive:
-                    return  # the link will break, and then it is decided anew
-                if isinstance(message, Submit):
-                    client: Client = self.desk.ledger.records[message.request].client
-                    host.relay.submit(self, agent, message, client)
-                else:
-                    host.relay.cancel(message.request)
-            case Finish(record=record):
-                self._outcomes.end(record.client, "done", record.deaths, self._timeline.now)
             case Refuse(record=record, error=error):
                 self._refused(record, error)
             case Connect(agent=agent):

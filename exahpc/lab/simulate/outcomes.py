@@ -10,6 +10,12 @@ Ending = Literal["done", "failed", "refused", "no room", "open"]
 ENDINGS: tuple[Ending, ...] = ("done", "failed", "refused", "no room", "open")
 
 
+_NUMBERS: dict[Ending, int] = {ending: number for number, ending in enumerate(ENDINGS)}
+COLUMNS = ("arrived", "first", "between", "whole", "prompt", "new", "moved", "ending", "version")
+"""first: seconds to the first token, negative when none came; between: seconds from one token to the next on average,
+negative for fewer than two tokens; whole: seconds to the end; ending, version: indices into ENDINGS and `versions`."""
+
+
 class Client:
     """One request as its client sees it. first: when the first token came, negative before that; version: that
     served it; deaths: attempts that ended under it by then."""
@@ -27,37 +33,28 @@ class Outcomes:
     """A row for each request that has ended; seconds."""
 
     def __init__(self) -> None:
-        self.arrived = array("d")
-        self.first_token = array("d")
-        """From arrival; negative when none came."""
-        self.between = array("d")
-        """From one token to the next on average; negative for fewer than two tokens."""
-        self.whole = array("d")
-        """From arrival to the end."""
-        self.prompt = array("l")
-        self.new = array("l")
-        self.moved = array("b")
-        """How often it was interrupted."""
-        self.ending = array("b")
-        """Index into ENDINGS."""
-        self.version = array("b")
-        """Index into `versions`."""
-        self.versions: list[str] = [""]
+        self.rows = array("d")
+        """One after the other, len(COLUMNS) numbers each."""
+        self.versions: dict[str, int] = {"": 0}
         self.opened = 0
 
     def end(self, client: Client, ending: Ending, moved: int, now: float) -> None:
+        """See COLUMNS. moved: how often it was interrupted."""
         first, arrived, new = client.first, client.arrived, client.new
-        self.arrived.append(arrived)
-        self.first_token.append(first - arrived if first >= 0 else -1.0)
-        self.between.append((now - first) / (new - 1) if first >= 0 and new > 1 and ending == "done" else -1.0)
-        self.whole.append(now - arrived)
-        self.prompt.append(client.prompt)
-        self.new.append(new)
-        self.moved.append(min(moved, 100))
-        self.ending.append(ENDINGS.index(ending))
-        if client.version not in self.versions:
-            self.versions.append(client.version)
-        self.version.append(self.versions.index(client.version))
+        began = first >= 0
+        self.rows.extend(
+            (
+                arrived,
+                first - arrived if began else -1.0,
+                (now - first) / (new - 1) if began and new > 1 and ending == "done" else -1.0,
+                now - arrived,
+                client.prompt,
+                new,
+                moved,
+                _NUMBERS[ending],
+                self.versions.setdefault(client.version, len(self.versions)),
+            )
+        )
 
     def __len__(self) -> int:
-        return len(self.arrived)
+        return len(self.rows) // len(COLUMNS)

@@ -54,8 +54,10 @@ class Relay:
             capacity.refused = now
             gateway.busy(agent, Busy(message.request, message.attempt))
             return
-        self.cancel(message.request)
-        self._advance(replica, now)
+        if message.attempt > 1:
+            self.cancel(message.request)
+        if replica.batch.due <= now:
+            self._advance(replica, now)
         self._sequence += 1
         work = Work(gateway, agent, message, client)
         self._works[message.request] = work
@@ -141,8 +143,8 @@ class Relay:
 
     def _plan(self, replica: Replica) -> None:
         """Wake when the replica has something to tell next. An earlier plan that holds is left."""
-        due = replica.batch.next()
-        if due < replica.due - 1e-9:
+        due = replica.batch.due
+        if due < replica.due:
             replica.due = due
             self._timeline.at(due, self._wake, replica, due)
 
@@ -153,8 +155,10 @@ class Relay:
             self._plan(replica)
 
     def _advance(self, replica: Replica, now: float) -> None:
+        """What has happened by now."""
+        running = replica.capacity.running
         for sequence, first in replica.batch.advance(now):
-            work = cast(Work, replica.capacity.running[sequence])
+            work = cast(Work, running[sequence])
             if not first:
                 self._ended(replica, work, now)
             elif self._fails and self._draw() < self._fails:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exahpc.lab.report import figure
-from exahpc.lab.simulate.outcomes import ENDINGS, Outcomes
+from exahpc.lab.simulate.outcomes import COLUMNS, ENDINGS, Outcomes
 from exahpc.lab.simulate.scenario import Scenario, Slo
 from exahpc.lab.simulate.world import World
 
@@ -107,14 +107,11 @@ class Table:
     """The columns of the outcomes as arrays."""
 
     def __init__(self, outcomes: Outcomes) -> None:
-        self.arrived: Floats = np.array(outcomes.arrived)
-        self.first: Floats = np.array(outcomes.first_token)
-        self.between: Floats = np.array(outcomes.between)
-        self.whole: Floats = np.array(outcomes.whole)
-        self.size = np.array(outcomes.prompt) + np.array(outcomes.new)
-        self.new = np.array(outcomes.new)
-        self.ending = np.array(outcomes.ending)
-        self.moved = np.array(outcomes.moved)
+        rows: Floats = np.frombuffer(outcomes.rows, dtype=np.float64).reshape(-1, len(COLUMNS))
+        self.arrived, self.first, self.between, self.whole = (rows[:, column] for column in range(4))
+        self.size, self.new, self.moved = rows[:, 4] + rows[:, 5], rows[:, 5], rows[:, 6]
+        self.ending = rows[:, 7].astype(np.int64)
+        self.version = rows[:, 8].astype(np.int64)
 
     def good(self, slo: Slo) -> Mask:
         good: Mask = (self.ending == 0) & (self.first <= slo.first_token)
@@ -137,7 +134,6 @@ def report(world: World, faults: Sequence[tuple[float, str]]) -> Report:
     def told(found: Sequence[tuple[float, str]]) -> tuple[Event, ...]:
         return tuple(Event(_round(at - begin), what) for at, what in found[:MOST_EVENTS])
 
-    versions = np.array(outcomes.version)
     window = max(1.0, round(scenario.seconds / 120))
     everything = np.ones(len(table.arrived), dtype=np.bool_)
     samples = [sample for sample in world.samples if begin <= sample.at < begin + scenario.seconds]
@@ -155,8 +151,8 @@ def report(world: World, faults: Sequence[tuple[float, str]]) -> Report:
         ejections=sum(_ejects(what) for _, what in world.head.decisions),
         rebuilds=len(world.head.deeds),
         versions={
-            name: int(np.count_nonzero(inside & (versions == number)))
-            for number, name in enumerate(outcomes.versions)
+            name: int(np.count_nonzero(inside & (table.version == number)))
+            for name, number in outcomes.versions.items()
         },
         windows=_windows(world, table, begin, window, wanted),
         window_seconds=window,

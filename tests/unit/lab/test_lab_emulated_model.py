@@ -18,7 +18,7 @@ LATENCY = Latency()
 def run(batch: Batch, until: float = math.inf) -> list[tuple[float, int, bool]]:
     """(when, sequence, first) of all that happens."""
     told = []
-    while (due := batch.next()) < until:
+    while (due := batch.due) < until:
         told += [(due, p.sequence, p.first) for p in batch.advance(due)]
     return told
 
@@ -55,7 +55,7 @@ def test_the_defaults_give_the_reference_load() -> None:
 def test_every_decoding_sequence_gets_one_token_a_step() -> None:
     batch = Batch(LATENCY, 4, 100_000)
     batch.admit(1, 10, 50, 0.0)
-    batch.advance(batch.next())
+    batch.advance(batch.due)
     assert batch.emitted(1) == 1
     for count in range(2, 50):
         assert batch.outstanding == 50 - batch.emitted(1)
@@ -68,7 +68,7 @@ def test_a_step_grows_with_the_sequences_in_it() -> None:
     for number in range(4):
         batch.admit(number, 64, 100, 0.0)
     while batch.decoding < 4:
-        batch.advance(batch.next())
+        batch.advance(batch.due)
     began = batch.next_step()
     batch.advance(began)
     assert batch.next_step() - began == pytest.approx(LATENCY.step(4))
@@ -100,7 +100,7 @@ def test_a_frozen_replica_tells_nothing_until_it_goes_on() -> None:
     batch.advance(0.5)
     before = batch.emitted(1)
     batch.change(0.5, frozen=True)
-    assert batch.next() == math.inf
+    assert batch.due == math.inf
     assert batch.advance(100.0) == []
     assert batch.emitted(1) == before
     batch.change(100.0, frozen=False)
@@ -133,10 +133,10 @@ def test_every_sequence_has_one_first_token_and_one_end_unless_aborted(data: st.
                 batch.admit(number, data.draw(st.sampled_from((1, 64, 512, 3000))), wanted[number], now)
         assert batch.running <= batch.sequences
         assert batch.kv <= batch.kv_tokens or batch.running == 1
-        assert batch.next() >= now - 1e-6
+        assert batch.due >= now - 1e-6
         assert batch.outstanding >= 0
-    while batch.next() < math.inf:
-        told += batch.advance(batch.next())
+    while batch.due < math.inf:
+        told += batch.advance(batch.due)
     assert len(batch) == batch.running == batch.kv == batch.decoding == batch.outstanding == 0
     ended = [p.sequence for p in told if not p.first]
     assert sorted(ended) == sorted(set(wanted) - aborted)
