@@ -87,12 +87,8 @@ class Admission:
                 why = f"all replicas are busy and {waiting} requests wait already (limits.max_waiting)"
                 raise self._full(why, waiting)
             self.leave(gone)
-        self._fresh.setdefault(record.key, OrderedDict())[record.id] = record
-        if record.tier == "flex":
-            self._flex[record.id] = record
-        self._fresh_count += 1
-        lane = self._join(record)
-        lane.queue(record).push(record)
+        self._count(record)
+        self._join(record).queue(record).push(record)
         return gone
 
     def gave_way(self) -> RequestError:
@@ -118,9 +114,13 @@ class Admission:
         )
 
     def enter_again(self, record: Record, *, front: bool) -> None:
-        """An admitted request waits again; front: its replica was busy, it was next already."""
+        """An admitted request waits again; front: its replica was busy, it was next already.
+
+        It is not refused, but counts against the bounds if nothing of it was begun yet.
+        """
         lane = self._join(record)
         if not record.deaths:
+            self._count(record, oldest=True)
             lane.queue(record).push_back(record)
             return
         lane.interrupted[record.id] = record
@@ -165,10 +165,18 @@ class Admission:
         record.line = None
         self._uncount(record)
 
+    def _count(self, record: Record, *, oldest: bool = False) -> None:
+        own = self._fresh.setdefault(record.key, OrderedDict())
+        for line in (own, self._flex) if record.tier == "flex" else (own,):
+            line[record.id] = record
+            if oldest:
+                line.move_to_end(record.id, last=False)
+        self._fresh_count += 1
+
     def _uncount(self, record: Record) -> None:
         own = self._fresh.get(record.key)
         if own is None or own.pop(record.id, None) is None:
-            return  # interrupted, or it came back from a busy replica: it does not count against the bounds
+            return  # interrupted
         self._fresh_count -= 1
         self._flex.pop(record.id, None)
         if not own:

@@ -112,3 +112,21 @@ def test_models_lists_what_can_be_asked_for() -> None:
 def test_the_prompt_is_shown_as_it_came_and_nothing_of_it_is_decoded(kind: Kind, field: str) -> None:
     body = b'{"model":"m", "%b" : [ {"a" :"\\u00e9"}, 7 ] ,"n":1}' % field.encode()
     assert bytes(peek(body, kind).prompt) == b'[ {"a" :"\\u00e9"}, 7 ]'
+
+
+@pytest.mark.parametrize(
+    ("value", "tier"),
+    [
+        ('"flex"', "flex"),
+        ('"priority"', "priority"),
+        ('"default"', "default"),
+        ('"auto"', "default"),
+        ('"scale"', "default"),
+        ("null", "default"),
+        ("7", "default"),
+        ("[]", "default"),
+        ('"\\ud800"', "default"),
+    ],
+)
+def test_a_service_tier_is_flex_priority_or_the_usual_one(value: str, tier: str) -> None:
+    assert peek(f'{{"service_tier":{value}}}'.encode(), "chat").tier == tier
