@@ -16,7 +16,7 @@ from exahpc.broker.moving import Task
 from exahpc.deployment.policy import Rollout
 from exahpc.wire.messages import ReplicaState, Service
 
-LEAST_WINDOW = 8  # requests in a replica's window before its medians are looked at
+LEAST_WINDOWS = 16  # requests in the windows of all replicas of a version and pool, before these are compared
 CHANCE = 2.0  # standard deviations by which a share may be off by mere chance
 SLOW_SECONDS = 10.0  # so long the new version must be too slow: a burst is no verdict
 NOISE = {"ttft": 0.05, "tbt": 0.005}
@@ -67,10 +67,11 @@ class Figures:
                 continue
             for replica in task.replicas:
                 self._count(task, replica)
-                if replica.phase == "ready" and replica.service.samples >= LEAST_WINDOW:
+                if replica.phase == "ready" and replica.service.samples:
                     windows.setdefault((task.version, task.pool), []).append(replica.service)
         for key, services in windows.items():
-            self.latency[key] = {name: _median(services, name) for name in NOISE}
+            if sum(service.samples for service in services) >= LEAST_WINDOWS:
+                self.latency[key] = {name: _median(services, name) for name in NOISE}
 
     def _count(self, task: Task, replica: ReplicaState) -> None:
         """Totals begin anew with each incarnation, and with each agent process: then all of them is new. What the
@@ -119,7 +120,10 @@ class Figures:
                 f"{new.ended} requests at the new version, {old.ended} at the old one "
                 f"(rollout.samples = {gates.samples})",
             )
-        slow = self._slower(gates.slower)
+        both = [pool for version, pool in self.latency if version == self.new and (self.old, pool) in self.latency]
+        if not both and any(version == self.old for version, _ in self.latency):
+            return Verdict("wait", f"{new.ended} requests, too few of any one pool to tell how fast it is")
+        slow = self._slower(gates.slower, both)
         if slow is None:
             self._slow_since = None
             return Verdict("good", f"{new.ended} requests, {new.failed} failed, {new.odd} senseless")
@@ -127,11 +131,9 @@ class Figures:
             self._slow_since = now
         return Verdict("bad" if now - self._slow_since >= SLOW_SECONDS else "wait", slow)
 
-    def _slower(self, times: float) -> str | None:
-        for (version, pool), new in self.latency.items():
-            old = self.latency.get((self.old, pool))
-            if version != self.new or old is None:
-                continue
+    def _slower(self, times: float, pools: list[str]) -> str | None:
+        for pool in pools:
+            old, new = self.latency[self.old, pool], self.latency[self.new, pool]
             for name, noise in NOISE.items():
                 if old[name] > 0 and new[name] > times * old[name] and new[name] - old[name] > noise:
                     what = "to the first token" if name == "ttft" else "between tokens"
