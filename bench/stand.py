@@ -59,6 +59,11 @@ class Process:
         """User and system seconds so far, of all threads."""
         return cpu_seconds(self.pid)
 
+    def rss(self) -> int:
+        """Bytes of memory in use."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
     @property
     def children(self) -> list[int]:
         text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()

@@ -87,13 +87,8 @@ def measure(streams: int, seconds: float, tokens: int) -> dict[str, Any]:
             "oldest_beat_seconds": round(max(beats), 2),
             **lost(found),
             **cores,
-            "entry_rss_mib": rss_mib(entry.pid),
+            "entry_rss_mib": round(entry.rss() / 2**20, 1),
         }
-
-
-def rss_mib(pid: int) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    return round(int(text.partition("VmRSS:")[2].split()[0]) / 1024, 1)
 
 
 @click.command()

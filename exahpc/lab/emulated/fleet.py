@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import uvloop
 
 from exahpc.agent import events
@@ -54,7 +55,8 @@ log = logging.getLogger(__name__)
 
 
 class EmulatedAgent:
-    """One task of `pool`. load_seconds: mean time from a replica's launch to its hello."""
+    """One task of `pool`. load_seconds: mean time from a replica's launch to its hello; busy: its replicas have
+    news in every beat, as under load."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class EmulatedAgent:
         task: int,
         latency: Latency,
         load_seconds: float,
+        busy: bool = False,
     ) -> None:
+        self._busy = busy
         self._deployment, self._pool, self._task = deployment, pool, task
         self._latency, self._load_seconds = latency, load_seconds
         self._loop = asyncio.get_running_loop()
@@ -210,6 +214,8 @@ class EmulatedAgent:
         now = self._loop.time()
         for slot, engine in self._requests.engines.items():
             beat = engine.beat()
+            if self._busy:
+                beat = msgspec.structs.replace(beat, steps=int(10 * now), kv_free=int(1000 * now))
             if self._told.get(slot) != beat:
                 self._told[slot] = beat
                 self._emit(
@@ -239,12 +245,14 @@ class EmulatedAgent:
             self._entries.close()
 
 
-async def serve(folder: Folder, pool: str, tasks: range, latency: Latency, load_seconds: float) -> None:
+async def serve(
+    folder: Folder, pool: str, tasks: range, latency: Latency, load_seconds: float, busy: bool
+) -> None:
     """Be the agents of these tasks for ever. Raises DeploymentError when the deployment is not labelled."""
     deployment = load(folder.toml, str(folder.path / "deployment.toml"))
     require_label(deployment)
     make = partial(EmulatedAgent, folder, deployment, deployment.pool_named(pool))
-    agents = [make(task, latency, load_seconds) for task in tasks]
+    agents = [make(task, latency, load_seconds, busy) for task in tasks]
     log.info("%d emulated agents", len(agents))
     await asyncio.Event().wait()
 
@@ -256,12 +264,13 @@ async def serve(folder: Folder, pool: str, tasks: range, latency: Latency, load_
 @click.option("--count", type=int, required=True, help="Number of array tasks.")
 @click.option("--latency", default="{}", help="What steps take, as JSON (exahpc.lab.emulated.model.Latency).")
 @click.option("--load-seconds", default=1.0, help="Mean time that a replica takes to load.")
-def main(folder: Path, pool: str, first: int, count: int, latency: str, load_seconds: float) -> None:
+@click.option("--busy", is_flag=True, help="Replicas have news in every beat, as under load.")
+def main(folder: Path, pool: str, first: int, count: int, latency: str, load_seconds: float, busy: bool) -> None:
     """Be emulated agents of a deployment whose model is named "emulated..."."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
     link.require_descriptors(64 + 40 * count)
     tasks = range(first, first + count)
-    uvloop.run(serve(Folder(folder), pool, tasks, latency_of(latency), load_seconds))
+    uvloop.run(serve(Folder(folder), pool, tasks, latency_of(latency), load_seconds, busy))
 
 
 if __name__ == "__main__":
