@@ -63,6 +63,7 @@ class Scaler:
         self._scaled: dict[str, PoolScaling] = {}
         self._row = deployment.limits.max_tokens_default
         self._replicas = deployment.wanted_replicas
+        self._start = deployment.recovery.ready_seconds
         self.asleep = False
 
     @property
@@ -77,7 +78,7 @@ class Scaler:
             if pool.scaling.least is None:
                 continue
             wanted = pool.first_tasks if fresh else len(states[name].kept)
-            self._scaled[name] = PoolScaling(pool, wanted, now)
+            self._scaled[name] = PoolScaling(pool, wanted, now, proven=not fresh, start_seconds=self._start)
             changes += self._fit(name, states[name], wanted)
         return changes
 

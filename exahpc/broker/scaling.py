@@ -31,12 +31,17 @@ class Load(NamedTuple):
 class PoolScaling:
     """wanted: tasks; times in seconds of the fleet's clock."""
 
-    def __init__(self, pool: Pool, wanted: int, now: float) -> None:
+    def __init__(
+        self, pool: Pool, wanted: int, now: float, *, proven: bool = True, start_seconds: float = 0.0
+    ) -> None:
+        """proven: all that were wanted have been ready once; before, none is ended. start_seconds: time that tasks
+        are given to come before they may be found idle."""
         self._rules, self._least, self._most = pool.scaling, pool.least_tasks, pool.tasks
         self._aim = pool.scaling.tokens_per_replica * min(pool.replicas_per_task, pool.replicas)
         self.wanted = wanted
         self._changed = float("-inf")
-        self._asked = now  # when there was something to do
+        self._proven, self._start = proven, start_seconds
+        self._grown = self._asked = now  # asked: when there was something to do
         self._calm_since: float | None = None
         self._peak = 0
         self._shrank = False  # the last change
@@ -44,7 +49,9 @@ class PoolScaling:
 
     def decide(self, load: Load, now: float, *, may_grow: bool = True) -> int:
         """The tasks that are wanted from now on. may_grow: nodes may be asked for."""
-        if load.busy:
+        self._proven |= not load.coming
+        starting = bool(load.coming) and (not self._proven or now < self._grown + self._start)
+        if load.busy or starting:
             self._asked = now
         need, late = self._need(load), load.oldest > self._rules.queue_seconds
         if need > self.wanted or late:
@@ -55,7 +62,7 @@ class PoolScaling:
                 self._grow(min(need, self._most), now)
         elif now >= self._asked + self._rules.idle_seconds:
             self._shrink(self._least, now)
-        elif load.tokens < self._aim * self.wanted / 2:
+        elif load.tokens < self._aim * self.wanted / 2 and not starting:
             self._calm(need, now)
         else:
             self._calm_since = None
@@ -71,7 +78,7 @@ class PoolScaling:
         if target > self.wanted and (self.wanted == 0 or self._may_change(now)):
             if self._shrank and now < self._changed + 2 * self._wait:
                 self._caution = min(_MOST_CAUTION, 2 * self._caution)
-            self.wanted, self._changed, self._shrank = target, now, False
+            self.wanted, self._changed, self._grown, self._shrank = target, now, now, False
 
     def _calm(self, need: int, now: float) -> None:
         if self._calm_since is None:

@@ -89,7 +89,7 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "seconds": (1, None),
         "drain_seconds": (0, 86_400),
     },
-    Budget: {"node_hours": (0, None)},
+    Budget: {"node_hours": (0.01, None)},
     SlurmResources: {"cpus_per_rank": (1, 1024)},
 }
 

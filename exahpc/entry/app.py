@@ -149,8 +149,11 @@ class Gateway:
 
     def _health(self) -> tuple[int, bytes]:
         ready, wanted = self.dispatch.desk.router.ready, self._deployment.wanted_replicas
-        word = b"ready" if ready else b"not ready"
-        return 200 if ready else 503, b'{"status":"%b","ready":%d,"wanted":%d}' % (word, ready, wanted)
+        asleep = (
+            self.dispatch.desk.asleep
+        )  # a load balancer must not leave us then: the next request wakes a replica
+        word = b"ready" if ready else b"asleep" if asleep else b"not ready"
+        return 200 if ready or asleep else 503, b'{"status":"%b","ready":%d,"wanted":%d}' % (word, ready, wanted)
 
 
 def _shown(path: bytes) -> str:

@@ -52,6 +52,11 @@ class Desk(Moves):
         agents = self.router.agents.values()
         return self.admission.tokens + sum(r.tokens for agent in agents for r in agent.replicas.values())
 
+    @property
+    def asleep(self) -> bool:
+        """No replica runs because none was wanted: see FleetTable."""
+        return self._patience.asleep
+
     # --- clients ---
 
     def open(self, record: Record, now: float) -> list[Action]:

@@ -21,7 +21,8 @@ _ORDER: tuple[m.ReplicaPhase, ...] = ("down", "launching", "loading", "canary", 
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One look at a deployment that starts. done: steps of `total`; news: lines that were not told before."""
+    """One look at a deployment that starts. done: steps of `total`; news: lines that were not told before; asleep:
+    all was ready, and nobody has asked since (`[pool.scaling]`)."""
 
     ready: int
     wanted: int
@@ -29,10 +30,11 @@ class Progress(msgspec.Struct, frozen=True):
     total: int
     text: str
     news: tuple[str, ...] = ()
+    asleep: bool = False
 
     @property
     def is_ready(self) -> bool:
-        return 0 < self.wanted <= self.ready
+        return self.wanted <= self.ready and (self.wanted > 0 or self.asleep)
 
 
 def look(folder: Folder, seconds: float = 5.0) -> m.StatusReply | None:
@@ -60,6 +62,7 @@ def progress(reply: m.StatusReply, told: set[str]) -> Progress:
         total=4 * reply.wanted,
         text=text or "waiting for the first agent",
         news=tuple(_fresh(stories(reply), told)),
+        asleep=bool(reply.agents) and all(agent.parked for agent in reply.agents),
     )
 
 

@@ -131,6 +131,19 @@ def test_to_zero_when_nothing_was_asked_for_long_enough_and_back_on_the_first_re
     assert scaling.decide(Load(20, 0.1, True, 0), 100.0 + IDLE + 1) == 1  # no pause before that
 
 
+def test_what_has_just_been_started_is_not_found_idle_before_it_is_ready() -> None:
+    nothing = Load(0, 0.0, False, 0)
+    fresh = PoolScaling(pool(), 1, 0.0, proven=False, start_seconds=900.0)
+    assert fresh.decide(nothing._replace(coming=1), 10_000.0) == 1  # its job still waits in the queue
+    assert fresh.decide(nothing, 10_001.0) == 1
+    assert fresh.decide(nothing, 10_001.0 + IDLE) == 0
+    assert fresh.decide(Load(9, 0.1, True, 0), 20_000.0) == 1
+    assert (
+        fresh.decide(nothing._replace(coming=1), 20_000.0 + 800) == 1
+    )  # who asked has left: it may finish loading
+    assert fresh.decide(nothing._replace(coming=1), 20_000.0 + 900 + IDLE) == 0
+
+
 def test_the_warm_minimum_is_kept() -> None:
     scaling = PoolScaling(pool(least=3), 8, 0.0)
     assert scaling.decide(Load(0, 0.0, False, 0), 10 * IDLE) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import pytest
 
 from exahpc.errors import DeploymentError, ExahpcError
@@ -37,6 +38,12 @@ def test_replicas_that_no_agent_reported_count_as_down() -> None:
 
 def test_a_broker_that_knows_nothing_yet_is_not_ready() -> None:
     assert not ready.progress(reply(wanted=0), set()).is_ready
+
+
+def test_a_deployment_that_fell_asleep_before_we_looked_was_ready() -> None:
+    found = reply(wanted=0)
+    parked = msgspec.structs.replace(found, agents=[msgspec.structs.replace(a, parked=True) for a in found.agents])
+    assert ready.progress(parked, set()).is_ready
 
 
 def test_a_note_that_only_grew_older_is_not_told_again() -> None:
