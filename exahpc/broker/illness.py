@@ -99,10 +99,10 @@ def carried(weight: float, probe: bool) -> State:
 class Replica:
     """Mutable; only `health` changes it. Times in seconds of the broker's clock.
 
-    told: the last that its agent said; why, since: of the state; hot, cool: windows in a row; judged: when that was
-    last confirmed or changed; trips: in a row; until: end of the rest; slow: out of traffic for its latency or its answers;
-    restarted: since its trips began; tokens, ended, worthless: generated, answers, and bad ones of them at the
-    last count; bad: share of bad ones in the last full count.
+    told: the last that its agent said; why, since: of the state; judged: when that was last confirmed or changed;
+    hot, cool: windows in a row; trips: in a row; until: end of the rest; slow: out of traffic for its latency or
+    its answers; restarted: since its trips began; tokens, ended, worthless: generated, answers, and bad ones of
+    them at the last count; bad: share of bad ones in the last full count.
     """
 
     key: str
