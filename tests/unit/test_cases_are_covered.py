@@ -31,6 +31,7 @@ CASES = {
     "B30": "a client that left is still answered",
     "B32": "what a chat template refuses is an internal error",
     "B34": "a seed gives another text on another replica",
+    "B36": "a replica that does not answer makes all requests wait",
     "B41": "requeueing one task requeues the whole array",
     "B50": "an exception on one rank leaves the others waiting for ever",
     "B53": "a broken pyslurm kills the interpreter",
