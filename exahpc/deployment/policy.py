@@ -33,17 +33,17 @@ class Health(Frozen, frozen=True):
     window_requests: int = 32
     """Requests of one replica that its latency is judged by, at most; a quarter of them at least."""
     hot: float = 3.0
-    """A replica is hot when its median latency is so many times the median of its peers (replicas of pools alike in
-    shape and length, of the same version). Halfway to that makes it degraded: it gets half of the traffic."""
+    """A replica is hot when its median latency is so many times the median of its peers (replicas of pools alike
+    in shape and length, of the same version). Halfway to that makes it degraded: it gets half of the traffic."""
     windows: int = 2
-    """Windows in a row that a replica must be hot before it is tripped: no traffic. One whose answers are failed or
-    senseless far more often than its peers' counts as hot, too."""
+    """Windows in a row that a replica must be hot before it is tripped: no traffic. One whose answers are failed
+    or senseless far more often than its peers' counts as hot, too."""
     silence_seconds: float = 10.0
     """A replica with work in flight that yields no token for so long, without computing a prompt, is taken for
     dead: its work is moved and it is restarted. It gets less traffic after half of that."""
     most_tripped: float = 0.1
-    """Share of the fleet, and of the replicas that are compared with each other, that may be out of traffic for its
-    latency at once; one replica always may."""
+    """Share of the fleet, and of the replicas that are compared with each other, that may be out of traffic for
+    its latency at once; one replica always may."""
     rest_seconds: float = 30.0
     """Time out of traffic before a tripped replica is probed; doubles with each trip in a row, ten times at
     most."""
