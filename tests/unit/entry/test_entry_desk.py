@@ -55,6 +55,11 @@ class DeskMachine(RuleBasedStateMachine):
         self.incarnation = dict.fromkeys(range(TASKS), 1)
         self.replica = dict.fromkeys(range(TASKS), 1)
         self.listed = set(range(TASKS))
+        self.label = dict.fromkeys(range(TASKS), "")
+        self.leaving: dict[int, tuple[int, str]] = {}  # task -> its predecessor beside it: incarnation, version
+        self.tried: set[int] = set()  # on probation
+        self.shares: list[m.Share] = []
+        self.began: dict[str, str] = {}  # the version that gave a request's first token
         self.inbox: dict[AgentKey, list[m.AgentToEntry]] = {}
         self.up: set[AgentKey] = set()
         self.tokens: dict[str, list[int]] = {}  # what each client received
@@ -105,6 +110,9 @@ class DeskMachine(RuleBasedStateMachine):
         self.attempts[submit.request] = submit.attempt
         had = submit.resume[0].ids if submit.resume else []
         assert had == self.tokens[submit.request]
+        assert not had or agent.version == self.began[submit.request]
+        replica = agent.replicas[submit.slot]
+        assert not replica.probe or replica.sequences == 1
         frames: list[m.AgentToEntry] = [
             m.Frames([m.Frame(submit.request, submit.attempt, 0, i, [i], 2 * (i + 1), b"x")])
             for i in range(len(had), LENGTH)
@@ -121,6 +129,7 @@ class DeskMachine(RuleBasedStateMachine):
                     frame = message.frames[0]
                     assert frame.index == len(self.tokens[record.id])
                     self.tokens[record.id] += frame.ids
+                    self.began.setdefault(record.id, agent.version)
                 self.perform(actions + self.desk.pump(self.now))
             case m.Done():
                 self.perform(self.desk.done(agent, message, self.now))
@@ -133,11 +142,14 @@ class DeskMachine(RuleBasedStateMachine):
 
     def publish(self) -> None:
         self.version += 1
-        routes = [
-            m.AgentRoute("a", t, self.incarnation[t], "x", [m.Route(t, self.replica[t], CAPACITY)])
-            for t in sorted(self.listed)
-        ]
-        self.perform(self.desk.table(m.FleetTable(1, self.version, routes), self.now))
+        routes = []
+        for t in sorted(self.listed):
+            route = m.Route(t, self.replica[t], CAPACITY, probe=t in self.tried)
+            routes.append(m.AgentRoute("a", t, self.incarnation[t], "x", [route], version=self.label[t]))
+            if t in self.leaving:
+                incarnation, label = self.leaving[t]
+                routes.append(m.AgentRoute("a", t, incarnation, "x", [], version=label))
+        self.perform(self.desk.table(m.FleetTable(1, self.version, routes, self.shares), self.now))
 
     def agents(self) -> list[Agent]:
         return list(self.desk.router.agents.values())
@@ -242,6 +254,35 @@ class DeskMachine(RuleBasedStateMachine):
                 self.listed.add(task)
         self.publish()
 
+    @rule(task=st.integers(0, TASKS - 1), what=st.sampled_from(["switch", "leaver is gone", "shares", "probe"]))
+    def a_rollout_or_a_probation_goes_on(self, task: int, what: str) -> None:
+        match what:
+            case "switch":
+                self.incarnation[task] += 1
+                self.label[task] = "v2" if self.label[task] == "" else ""
+            case "leaver is gone":
+                self.leaving.pop(task, None)
+            case "shares":
+                self.shares = [] if self.shares else [m.Share("", 0.5), m.Share("v2", 0.5)]
+            case "probe":
+                self.tried ^= {task}
+        self.publish()
+
+    @precondition(lambda self: self.listed)
+    @rule(data=st.data(), switches=st.booleans())
+    def a_successor_takes_over(self, data: st.DataObject, switches: bool) -> None:
+        """It stands beside its predecessor, which ends what it has."""
+        task = data.draw(st.sampled_from(sorted(self.listed)))
+        self.leaving[task] = (self.incarnation[task], self.label[task])
+        key = AgentKey("a", task, self.incarnation[task])
+        self.incarnation[task] += 1
+        if switches:
+            self.label[task] = "v2" if self.label[task] == "" else ""
+        records = self.desk.ledger.records.values()
+        there = [(r, r.attempt) for r in records if r.replica is not None and r.replica.agent.key == key]
+        self.publish()
+        assert all((r.attempt, r.phase) == (attempt, "running") for r, attempt in there)
+
     @rule(seconds=st.sampled_from([0.01, 0.5, 9.0, 21.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -304,6 +345,7 @@ class DeskMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When the fleet is whole again and time passes, every request ends."""
         self.listed = set(range(TASKS))
+        self.leaving, self.tried = {}, set()
         self.publish()
         for agent in self.agents():
             if agent.key not in self.up and self.incarnation[agent.key.task] == agent.key.incarnation:
