@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exahpc.deployment.versions import named
 from exahpc.wire.messages import AgentStatus, EntryStatus, ReplicaState, StatusReply
 
 MOST_ROWS = 48
@@ -25,6 +26,9 @@ def table(*columns: str) -> Table:
 
 def fleet(reply: StatusReply, *, every: bool) -> Iterator[RenderableType]:
     """every: a row for each replica, however many there are."""
+    versions = Counter(agent.version for agent in reply.agents if agent.alive)
+    if set(versions) - {""}:
+        yield Text("versions: " + ", ".join(f"{named(label)} {count} tasks" for label, count in versions.items()))
     rows = sum(max(1, len(agent.replicas)) for agent in reply.agents)
     if every or rows <= MOST_ROWS:
         yield _replicas(reply.agents, every=True)
@@ -68,7 +72,7 @@ def _pools(reply: StatusReply) -> Table:
             str(sum(state.running for state in replicas)),
             str(sum(state.waiting for state in replicas)),
             f"{sum(state.token_rate for state in replicas):.0f}",
-            _latency(_median(measured), _median(paces)),
+            latency(_median(measured), _median(paces)),
         )
     return shown
 
@@ -87,7 +91,11 @@ def _replicas(agents: list[AgentStatus], *, every: bool) -> Table:
     )  # fmt: skip
     left = 0
     for agent in agents:
-        first = [f"{agent.pool}/{agent.task}", agent.node, f"{agent.job} {agent.job_state}".strip()]
+        first = [
+            f"{agent.pool}/{agent.task} {agent.version}".strip(),
+            agent.node,
+            f"{agent.job} {agent.job_state}".strip(),
+        ]
         rows = [_replica(agent, state) for state in agent.replicas if every or _state(state, agent)[0] != "ready"]
         for row in rows or [["", _alive(agent)]]:
             if not every and shown.row_count >= MOST_ROWS:
@@ -122,7 +130,7 @@ def _replica(agent: AgentStatus, state: ReplicaState) -> list[str | Text]:
         str(state.running),
         str(state.waiting),
         f"{state.token_rate:.0f}",
-        _latency(state.service.ttft, state.service.tbt),
+        latency(state.service.ttft, state.service.tbt),
         _idle(state.idle),
         str(state.kv_free),
         str(state.restarts),
@@ -130,7 +138,7 @@ def _replica(agent: AgentStatus, state: ReplicaState) -> list[str | Text]:
     ]
 
 
-def _latency(ttft: float, tbt: float) -> str:
+def latency(ttft: float, tbt: float) -> str:
     """To the first token, and between tokens."""
     return f"{ttft * 1000:.0f} / {tbt * 1000:.0f} ms" if ttft else ""
 

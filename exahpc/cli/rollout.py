@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exahpc.cli.common import deployment_argument, json_text, notes, opened
+from exahpc.cli.fleet_view import latency, table
 from exahpc.deployment.versions import BASE, named
 from exahpc.errors import ExahpcError
 from exahpc.launch import rollout as launched
@@ -157,21 +158,9 @@ def _view(found: m.RolloutStatus) -> RenderableType:
 
 
 def _table(found: m.RolloutStatus) -> Table:
-    columns = (
-        "version",
-        "tasks",
-        "ready",
-        "share",
-        "requests",
-        "failed",
-        "odd",
-        "deaths",
-        "first token",
-        "next token",
-    )
-    table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+    shown = table("version", "tasks", "ready", "share", "requests", "failed", "odd", "deaths", "latency")
     for which in found.versions:
-        table.add_row(
+        shown.add_row(
             named(which.version),
             f"{which.tasks}/{found.tasks}",
             str(which.ready),
@@ -180,6 +169,6 @@ def _table(found: m.RolloutStatus) -> Table:
             str(which.failed),
             str(which.odd),
             str(which.deaths),
-            *(f"{1000 * value:.0f} ms" if value else "" for value in (which.ttft, which.tbt)),
+            latency(which.ttft, which.tbt),
         )
-    return table
+    return shown

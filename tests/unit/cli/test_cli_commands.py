@@ -44,7 +44,8 @@ def run(*argv: str | Path) -> Result:
 @pytest.mark.parametrize(
     "argv",
     [[], *([name] for name in main.list_commands(click.Context(main))),
-     *(["batch", name] for name in ("run", "export", "status", "cancel")), ["model", "fetch"]],
+     *(["batch", name] for name in ("run", "export", "status", "cancel")), ["model", "fetch"],
+     *(["rollout", name] for name in ("start", "status", "promote", "abort", "rollback"))],
 )  # fmt: skip
 def test_every_command_has_help(argv: list[str]) -> None:
     done = run(*argv, "--help")
