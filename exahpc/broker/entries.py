@@ -22,11 +22,14 @@ class Entries:
     def __init__(self) -> None:
         self._entries: dict[bytes, _Entry] = {}
 
-    def hello(self, peer: bytes, message: EntryHello, now: float) -> None:
-        for other, entry in list(self._entries.items()):
-            if (entry.hello.index, entry.hello.url) == (message.index, message.url):
-                del self._entries[other]
+    def hello(self, peer: bytes, message: EntryHello, now: float) -> list[bytes]:
+        """Returns the connections that this one replaces."""
+        who = (message.index, message.url)
+        replaced = [other for other, e in self._entries.items() if (e.hello.index, e.hello.url) == who]
+        for other in replaced:
+            del self._entries[other]
         self._entries[peer] = _Entry(message, now, EntryBeat(0, 0, 0, 0, 0, 0))
+        return replaced
 
     def beat(self, peer: bytes, message: EntryBeat, now: float) -> None:
         entry = self._entries.get(peer)

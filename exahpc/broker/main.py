@@ -212,7 +212,8 @@ class Broker:
                 if key is not None:
                     self._send_all(peer, self._batches.progress(key, message, now))
             case m.EntryHello():
-                self._entries.hello(peer, message, now)
+                for replaced in self._entries.hello(peer, message, now):
+                    self._policies.entry_left(replaced)
                 self._server.send(peer, m.Welcome(self._fleet.epoch, self._deployment.recovery.beat_seconds))
                 self._publisher.greet(peer)
             case m.EntryBeat():

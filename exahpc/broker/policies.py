@@ -82,6 +82,10 @@ class Policies:
         """An entry told its load."""
         self._beats[peer] = now, beat
 
+    def entry_left(self, peer: bytes) -> None:
+        """It has another connection now: its load must not count twice."""
+        self._beats.pop(peer, None)
+
     def tick(self, now: float) -> list[FleetAction]:
         """Call about once a second."""
         actions = self._care(self._health.tick(now))

@@ -92,7 +92,7 @@ class Scaler:
         for name, scaling in self._scaled.items():
             state, pool = states[name], self._pools[name]
             part = state.sequences / running if running else pool.replicas / self._replicas
-            busy = bool(state.sequences or demand.waiting or demand.rows)
+            busy = bool(tokens * part or state.sequences or demand.waiting or demand.rows)
             load = Load(tokens * part, demand.oldest, busy, state.coming)
             scaling.wanted = len(state.kept)  # a lost task may have been parked for want of budget
             changes += self._fit(name, state, scaling.decide(load, now, may_grow=may_grow))
