@@ -20,8 +20,10 @@ from exahpc.broker.memory import (
     Excluded,
     Memory,
     NoRequeue,
+    Rollout,
     Started,
 )
+from exahpc.broker.versions import RolloutState
 from exahpc.wire.messages import AgentRoute, Route
 
 KEYS = st.sampled_from(["a/0", "a/1", "b/0"])
@@ -56,6 +58,7 @@ RECORDS = st.lists(
         st.builds(Ended, at=TIMES, key=KEYS, kind=KINDS, job=JOBS, error=TEXT),
         st.builds(Excluded, at=TIMES, node=TEXT, why=TEXT),
         st.builds(NoRequeue, at=TIMES, pool=st.sampled_from("ab"), why=TEXT),
+        st.builds(Rollout, at=TIMES, state=st.from_type(RolloutState)),
     ),
     max_size=40,
 )
