@@ -71,6 +71,7 @@ class Cluster:
         self, timeline: Timeline, machine: Machine, deployment: Deployment, watcher: Watcher, draw: random.Random
     ) -> None:
         self._timeline, self._machine, self._watcher, self._draw = timeline, machine, watcher, draw
+        self._pools = {pool.name: pool for pool in deployment.pool}
         self.queue: Wait = machine.queue
         filled = sum(pool.tasks * pool.nodes_per_replica for pool in deployment.pool)
         count = filled + math.ceil(filled * machine.spare_nodes)
@@ -91,9 +92,11 @@ class Cluster:
         self._start()
         return str(self._arrays)
 
-    def submit(self, pool: Pool, task: int, exclude: Iterable[str]) -> str:
+    def submit(self, pool: str, task: int, exclude: Iterable[str]) -> str:
+        """One more job for this task. Returns its id."""
         self._arrays += 1
-        job = Job(f"{self._arrays}_{task}", pool, task, 0.0, exclude=frozenset(exclude))
+        wanted = self._pools[pool]
+        job = Job(f"{self._arrays}_{task}", wanted, task, 0.0, exclude=frozenset(exclude))
         self.jobs[job.id] = job
         self._enqueue(job)
         return job.id
@@ -229,4 +232,6 @@ class Cluster:
         }
         nodes = tuple(node.name for node in job.nodes)
         reason = "Resources" if job.state == "PENDING" else ""
-        return JobRecord(job.id, states.get(job.state, "failed"), job.state, reason, nodes, job.restarts)
+        return JobRecord(
+            job.id, states.get(job.state, "failed"), job.state, reason, nodes, job.restarts, job.until
+        )

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from exahpc.broker.cluster import Cluster
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
-from exahpc.broker.memory import Agent, Begun, Ended, Excluded, Memory, NoRequeue
+from exahpc.broker.journal import Journal
+from exahpc.broker.memory import Agent, Memory
 from exahpc.broker.memory import Rollout as RolloutRecord
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import DELAY, PACE
-from exahpc.broker.recovery import Act, Recovery
+from exahpc.broker.rebuilder import Rebuilder
+from exahpc.broker.recovery import Recovery
 from exahpc.broker.rollout import Rollout
-from exahpc.broker.values import Changed, Decided, Down, FleetAction, InForce, RolloutMoved, Switch, Tell, Up
+from exahpc.broker.succession import Succession
+from exahpc.broker.successors import Successors
+from exahpc.broker.values import (
+    Changed,
+    Coming,
+    Decided,
+    Down,
+    FleetAction,
+    InForce,
+    Lapsed,
+    Loaded,
+    Retired,
+    RolloutMoved,
+    Switch,
+    Tell,
+    Up,
+)
 from exahpc.broker.versions import RolloutState
-from exahpc.lab.simulate.cluster import Cluster
+from exahpc.lab.simulate.hands import Notebook, Slurm, Virtual
 from exahpc.wire.messages import AgentBeat, AgentGone, AgentHello, EntryBeat, EntryHello, SwitchVersion
 
 if TYPE_CHECKING:
     from exahpc.lab.simulate.host import Host
     from exahpc.lab.simulate.world import World
 
-ASK, DEED = 0.3, 1.0
-"""Seconds that Slurm takes to answer, and to do something."""
 RECONNECT = 1.0
 """Seconds within which agents find a new broker."""
 
@@ -32,9 +49,9 @@ RECONNECT = 1.0
 class Head:
     """One broker after the other; what they journal lives on in `memory`."""
 
-    def __init__(self, world: World, cluster: Cluster) -> None:
-        self._world, self._cluster = world, cluster
-        self._timeline = world.timeline
+    def __init__(self, world: World) -> None:
+        self._world, self._timeline = world, world.timeline
+        self.slurm = Slurm(world.timeline, world.cluster)
         self._memory = Memory()
         self._epoch = 0
         self._alive = False
@@ -42,8 +59,6 @@ class Head:
         self._hosts: dict[bytes, Host] = {}
         self._table_at = 0.0
         self._planned = False
-        self.deeds: list[tuple[float, str, str]] = []
-        """(when, what, task) of all that Slurm was asked to do."""
         self.decisions: list[tuple[float, str]] = []
         self.start()
         self._timeline.every(1.0, self._tick, 1.0)
@@ -63,7 +78,13 @@ class Head:
         gates = self._world.deployments[state.new].rollout
         rollout = Rollout(state, gates, deployment.routing.headroom)
         self.policies = Policies(deployment, self.fleet, now, rollout)
-        self.recovery = Recovery(deployment, memory, now)
+        self._loops = Virtual(self._timeline)
+        recovery = Recovery(deployment, memory, now, dice=self._world.random.random)
+        recovery.topology({node.name: f"s{node.switch}" for node in self._world.cluster.nodes})
+        slurm, notebook = cast(Cluster, self.slurm), cast(Journal, Notebook(memory))
+        hands = (self.fleet, notebook, lambda: self._timeline.now, self._loops.spawn)
+        successors = Successors(slurm, Succession(deployment, memory, now), recovery, *hands)
+        self._rebuilder = Rebuilder(slurm, recovery, successors, *hands)
         self._entries = Entries()
         for gateway in self._world.gateways:
             self._entries.hello(gateway.peer, EntryHello(gateway.number, 0, ""), now)
@@ -76,6 +97,7 @@ class Head:
     def kill(self) -> None:
         """The broker is gone, with what it was doing."""
         self._alive = False
+        self._loops.end()
         self._hosts.clear()
 
     # --- messages --------------------------------------------------------------------------------------------
@@ -100,6 +122,7 @@ class Head:
                 self._act(self.fleet.beat(peer, message, now))
                 if message.replicas and (key := self.fleet.key_of(peer)) is not None:
                     self._act(self.policies.heard(key, message.replicas, now))
+                    self._act(self._rebuilder.successors.heard(key, message.replicas))
             case AgentGone():
                 self._act(self.fleet.gone(peer, message, now))
 
@@ -118,7 +141,7 @@ class Head:
     # --- actions ---------------------------------------------------------------------------------------------
 
     def _act(self, actions: Iterable[FleetAction]) -> None:
-        now = self._timeline.now
+        now, successors = self._timeline.now, self._rebuilder.successors
         for action in actions:
             match action:
                 case Tell():
@@ -126,10 +149,18 @@ class Head:
                     if host is not None:
                         self._timeline.after(0.0, host.heard, action.message)
                 case Up():
-                    self.recovery.up(action.view.key, action.view.job)
+                    self._rebuilder.up(action.view)
                     self._act(self.policies.up(action.view, now))
                 case Down():
                     self.policies.down(action.key, now)
+                case Coming():
+                    successors.coming(action.view)
+                case Lapsed():
+                    successors.lapsed(action.view)
+                case Loaded():
+                    successors.loaded(action.view, action.seconds)
+                case Retired():
+                    successors.retired(action.key, action.job)
                 case Changed():
                     self._memory.apply(Agent.of(action.view, action.route, now))
                 case Decided():
@@ -159,46 +190,11 @@ class Head:
     def _tick(self) -> None:
         if not self._alive:
             return
-        now = self._timeline.now
+        now, policies = self._timeline.now, self.policies
         self._act(self.fleet.tick(now))
-        self._act(self.policies.tick(now))
+        self._act(policies.tick(now))
+        self._rebuilder.frozen = policies.account.exhausted
+        if (spent := policies.account.tick(self.fleet.nodes, now)) is not None:
+            self._memory.apply(spent)
         self._entries.tick(now)
-        if self.recovery.query_due(now, absent=any(True for _ in self.fleet.absent())):
-            self._timeline.after(ASK, self._answer, self._epoch, now)
-        for act in self.recovery.decide(self.fleet.absent(), now):
-            self._memory.apply(Begun(at=now, key=act.key, kind=act.kind, job=act.job))
-            if act.suspect:
-                self._memory.apply(Excluded(at=now, node=act.suspect, why=act.why))
-            self._timeline.after(DEED, self._perform, self._epoch, act)
-
-    # --- Slurm -----------------------------------------------------------------------------------------------
-
-    def _answer(self, epoch: int, asked: float) -> None:
-        if epoch == self._epoch and self._alive:
-            records = self._cluster.records()
-            for pool, arrays in self._world.arrays.items():
-                self.recovery.placed(pool, arrays, records)
-            self.recovery.answered(records, asked)
-
-    def _perform(self, epoch: int, act: Act) -> None:
-        now, job, error = self._timeline.now, act.job, ""
-        if self.fleet.peer_of(act.key) is not None:
-            error = "not needed any more"
-        else:
-            self.deeds.append((now, act.kind, act.key))
-            job = self._ask(act)
-        if epoch == self._epoch and self.recovery.done(act.key, act.kind, job, error, now):
-            self._memory.apply(NoRequeue(at=now, pool=act.key.rpartition("/")[0], why=error))
-        self._memory.apply(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
-
-    def _ask(self, act: Act) -> str:
-        name, _, task = act.key.rpartition("/")
-        match act.kind:
-            case "requeue":
-                self._cluster.requeue(self._cluster.jobs[act.job], act.exclude)
-            case "cancel":
-                self._cluster.cancel(self._cluster.jobs[act.job])
-            case "resubmit":
-                pool = self._world.deployment.pool_named(name)
-                return self._cluster.submit(pool, int(task), act.exclude)
-        return act.job
+        self._loops.spawn(self._rebuilder.turn())

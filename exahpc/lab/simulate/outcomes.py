@@ -12,8 +12,9 @@ ENDINGS: tuple[Ending, ...] = ("done", "failed", "refused", "no room", "open")
 
 _NUMBERS: dict[Ending, int] = {ending: number for number, ending in enumerate(ENDINGS)}
 COLUMNS = ("arrived", "first", "between", "whole", "prompt", "new", "moved", "ending", "version")
-"""first: seconds to the first token, negative when none came; between: seconds from one token to the next on average,
-negative for fewer than two tokens; whole: seconds to the end; ending, version: indices into ENDINGS and `versions`."""
+"""first: seconds to the first token, negative when none came; between: from one token to the next on average,
+negative for fewer than two tokens; whole: to the end; moved: how often it was interrupted; ending, version: indices
+into ENDINGS and `versions`."""
 
 
 class Client:
@@ -39,7 +40,7 @@ class Outcomes:
         self.opened = 0
 
     def end(self, client: Client, ending: Ending, moved: int, now: float) -> None:
-        """See COLUMNS. moved: how often it was interrupted."""
+        """See COLUMNS."""
         first, arrived, new = client.first, client.arrived, client.new
         began = first >= 0
         self.rows.extend(

@@ -149,7 +149,7 @@ def report(world: World, faults: Sequence[tuple[float, str]]) -> Report:
         undisturbed=figures(table.moved == 0),
         least_serving=_round(min((sample.serving for sample in samples), default=0) / wanted),
         ejections=sum(_ejects(what) for _, what in world.head.decisions),
-        rebuilds=len(world.head.deeds),
+        rebuilds=len(world.head.slurm.deeds),
         versions={
             name: int(np.count_nonzero(inside & (table.version == number)))
             for name, number in outcomes.versions.items()
@@ -158,7 +158,7 @@ def report(world: World, faults: Sequence[tuple[float, str]]) -> Report:
         window_seconds=window,
         faults=told(faults),
         decisions=told(world.head.decisions),
-        deeds=told([(at, f"{kind} {key}") for at, kind, key in world.head.deeds]),
+        deeds=told([(at, f"{kind} {key}") for at, kind, key in world.head.slurm.deeds]),
     )
 
 

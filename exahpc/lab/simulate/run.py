@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from exahpc.deployment.spec import Deployment
 from exahpc.lab.simulate.faults import Faults
 from exahpc.lab.simulate.report import Report, report
@@ -12,7 +14,11 @@ from exahpc.lab.simulate.world import World
 def simulate(deployment: Deployment, scenario: Scenario) -> Report:
     """The same deployment, scenario and seed give the same report. Raises ExahpcError for a recording that cannot
     be read."""
-    world = World(deployment, scenario)
-    faults = Faults(world)
-    world.run()
+    logging.disable()  # what is decided stands in the report
+    try:
+        world = World(deployment, scenario)
+        faults = Faults(world)
+        world.run()
+    finally:
+        logging.disable(logging.NOTSET)
     return report(world, faults.notes)

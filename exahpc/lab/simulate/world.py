@@ -52,7 +52,6 @@ class World:
         self.serving = 0
         self.hosts: dict[str, Host] = {}
         """Living agent processes, by address."""
-        self.arrays: dict[str, list[str]] = {}
         self.assigned: dict[str, str] = {}
         """Versions that tasks load at their agents' next start; the others load the one in force."""
         self.in_force = ""
@@ -66,11 +65,11 @@ class World:
         self.gateways: list[Gateway] = []
         self.entries = scenario.machine.entries or deployment.head.entries
         self.cluster = Cluster(self.timeline, scenario.machine, deployment, self, random.Random(scenario.seed + 1))
-        self.head = Head(self, self.cluster)
+        self.head = Head(self)
         for number in range(self.entries):
             self.gateways.append(Gateway(self, number))
         for pool in deployment.pool:
-            self.arrays[pool.name] = [self.cluster.begin(pool)]
+            self.head.slurm.begun(pool.name, self.cluster.begin(pool))
         self._begun = True
         self.timeline.run(1.0)
         self._arrivals = arrivals(scenario.arrivals, deployment.wanted_replicas, random.Random(scenario.seed + 2))
