@@ -31,7 +31,9 @@ GRACE_SECONDS = 10
 NODE_GRACE_SECONDS = 25
 """... and beside an agent: its requests run elsewhere by then. The supervisor waits LAST_CALL (30 s) for it."""
 _LAST_BYTES = 0.05  # seconds for the errors of requests that outlast that time
+_CHORES_EVERY = 2.0
 _KEYS_EVERY = 2.0
+_NODE_KEYS_EVERY = 20.0  # hundreds of nodes ask the shared file system
 
 
 def run(folder: Folder, index: int, beside: str = "") -> None:
@@ -64,7 +66,7 @@ async def _serve(
         node=node,
     )
     server = uvicorn.Server(_config(gateway, listener, NODE_GRACE_SECONDS if node else GRACE_SECONDS))
-    chores = asyncio.create_task(_chores(server, keys))
+    chores = asyncio.create_task(_chores(server, keys, _NODE_KEYS_EVERY if node else _KEYS_EVERY))
     gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
     log.info("entry %d serves %s at %s", index, deployment.served_name, listener.endpoint.url)
     try:
@@ -97,16 +99,19 @@ def _config(gateway: Gateway, listener: Listener, grace: int) -> uvicorn.Config:
     )
 
 
-async def _chores(server: uvicorn.Server, keys: Keys) -> None:
+async def _chores(server: uvicorn.Server, keys: Keys, keys_every: float) -> None:
     """Close connections of clients that take too long; notice new and withdrawn API keys."""
     loop = asyncio.get_running_loop()
+    look = loop.time() + keys_every
     while True:
-        await asyncio.sleep(_KEYS_EVERY)
+        await asyncio.sleep(_CHORES_EVERY)
         try:
             now = loop.time()
             for connection in list(server.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.expire(now)
-            await asyncio.to_thread(keys.reload)  # a shared file system may take its time
+            if now >= look:
+                look = now + keys_every
+                await asyncio.to_thread(keys.reload)  # a shared file system may take its time
         except Exception:
             log.exception("a chore failed")

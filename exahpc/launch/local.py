@@ -35,7 +35,8 @@ def commands(deployment: Deployment, folder: Path, scripts: Path) -> dict[str, t
 
 
 def open_marks(folder: Folder, deployment: Deployment) -> None:
-    """Let the supervisors of parked tasks wait; the broker marks those that are wanted."""
+    """Let the supervisors of pools that scale wait; the broker marks the tasks that are wanted."""
+    close_marks(folder)
     for pool in deployment.pool:
         if pool.scaling.least is not None:
             folder.wanted_mark(pool.name, 0).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
