@@ -38,7 +38,7 @@ _UNSUPPORTED_COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
 _COMMON = {
     "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "logprobs", "min_tokens", "stop", "stop_token_ids", "seed", "n", "best_of",
-    "stream", "stream_options", "ignore_eos", "user",
+    "stream", "stream_options", "ignore_eos", "user", "service_tier",
 }  # fmt: skip
 _CHAT = {"messages", "max_completion_tokens", "chat_template_kwargs", "top_logprobs"}
 KNOWN: dict[Kind, frozenset[str]] = {
