@@ -15,29 +15,37 @@ from exahpc.wire.messages import Service
 
 TTFT_FLOOR, TBT_FLOOR = 0.02, 0.005
 """Seconds below which nobody minds how much faster the peers are: there it is noise that is compared."""
+BUSY = 2.0
+"""A replica that makes so many times the tokens of its peers is not slow but loaded, for instance with batch rows."""
 BAD = 0.25
 """Share of failed or senseless answers by which a replica may exceed its peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What is usual in a group: medians of its members' figures. size: members that were measured."""
+    """What is usual in a group: medians of its members' figures. size: members that were measured; rate: tokens
+    per second; bad: share of failed or senseless answers."""
 
     size: int
     ttft: float
     tbt: float
+    rate: float
     bad: float
 
     @staticmethod
-    def of(members: Iterable[tuple[Service, float]]) -> Norm:
-        """members: the figures of each, and its share of failed or senseless answers."""
+    def of(members: Iterable[tuple[Service, float, float]]) -> Norm:
+        """members: the figures, the token rate and the share of bad answers of each."""
         measured = list(members)
-        ttfts = [service.ttft for service, _ in measured if service.ttft]
-        tbts = [service.tbt for service, _ in measured if service.tbt]
-        return Norm(len(measured), _median(ttfts), _median(tbts), _median([bad for _, bad in measured]))
+        ttfts = [service.ttft for service, _, _ in measured if service.ttft]
+        tbts = [service.tbt for service, _, _ in measured if service.tbt]
+        rate, bad = _median([rate for _, rate, _ in measured]), _median([bad for _, _, bad in measured])
+        return Norm(len(measured), _median(ttfts), _median(tbts), rate, bad)
 
-    def slower(self, service: Service) -> float:
-        """How many times as long as usual this replica takes, by the worse of its two latencies."""
+    def slower(self, service: Service, rate: float = 0.0) -> float:
+        """How many times as long as usual this replica takes, by the worse of its two latencies; 0 for one that
+        has so much more to do."""
+        if self.rate and rate >= BUSY * self.rate:
+            return 0.0
         first = service.ttft / max(self.ttft, TTFT_FLOOR) if self.ttft else 0.0
         between = service.tbt / max(self.tbt, TBT_FLOOR) if self.tbt else 0.0
         return max(first, between)
@@ -64,11 +72,11 @@ def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> li
     """
     ready = [replica for replica in group if replica.told.phase == "ready"]
     fresh = [(replica, news) for replica in ready if (news := _news(replica, keys)) is not None]
-    norm = Norm.of((news, replica.bad) for replica, news in fresh if replica.serving)
+    norm = Norm.of((news, r.told.token_rate, r.bad) for r, news in fresh if r.serving)
     signs: list[tuple[Replica, Sign, str]] = []
     hot: list[tuple[float, Replica]] = []
     for replica, news in fresh:
-        slower, worse = norm.slower(news), norm.worse(replica.bad)
+        slower, worse = norm.slower(news, replica.told.token_rate), norm.worse(replica.bad)
         warm = norm.size >= 2 and (slower >= (1 + keys.hot) / 2 or worse)
         replica.note(hot=norm.size >= 3 and (slower >= keys.hot or worse), warm=warm, now=now)
         match replica.state:

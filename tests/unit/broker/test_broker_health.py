@@ -217,6 +217,18 @@ def test_replicas_of_other_groups_are_not_compared() -> None:
         assert ward.window(dict.fromkeys(range(4), SLOW)) == []
 
 
+def test_a_replica_that_does_far_more_than_its_peers_is_loaded_not_slow() -> None:
+    ward = Ward(8)
+    for _ in range(5):
+        for number in range(8):
+            ward.tell(number, token_rate=50.0)
+        ward.tell(0, SLOW, token_rate=110.0)
+        ward.tell(1, SLOW, token_rate=90.0)
+        ward.now += 5
+        ward.orders += ward.health.tick(ward.now)
+    assert [ward.state(number) for number in range(3)] == ["healthy", "tripped", "healthy"]
+
+
 def test_few_requests_are_no_proof() -> None:
     ward = Ward(8)
     for _ in range(5):
