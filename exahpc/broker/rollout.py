@@ -12,7 +12,7 @@ import msgspec
 
 from exahpc.broker.gates import Figures, Verdict
 from exahpc.broker.moving import AWAY_SECONDS, Moving, Task, in_turn, may_move
-from exahpc.broker.shares import cautious, eager, proportional
+from exahpc.broker.shares import spread
 from exahpc.broker.values import AgentView, Decided, FleetAction, InForce, RolloutMoved, Switch
 from exahpc.broker.versions import FORWARD, Event, RolloutState
 from exahpc.deployment import policy
@@ -34,7 +34,7 @@ class Rollout:
         self._gates, self._headroom = gates, headroom
         self._figures = Figures(state.old, state.new)
         self._moving = Moving(state.tasks if state.phase in FORWARD else ())
-        self._moved: list[str] = []  # in this tick
+        self._moved: frozenset[str] = frozenset()  # in this tick
         self._told: dict[str, float] = {}
         self._progress = state.story
         self._in_force = state.current if state.phase == "idle" else None
@@ -57,7 +57,7 @@ class Rollout:
         self._gates, self._figures, self._moving = gates, Figures(before.current, version), Moving()
         self._figures.absorb(tasks)
         self.state = msgspec.structs.replace(
-            before.step("start", now), old=before.current, new=version, tasks=(), promoted=False
+            before.step("start", now), old=before.current, new=version, tasks=frozenset(), promoted=False
         )
         count = max(1, round(gates.canary * len(tasks)))
         self._move([task.key for task in serving[:count]], tasks, now)
@@ -129,7 +129,7 @@ class Rollout:
     def _back(self, tasks: list[Task], waiting: int, now: float) -> None:
         state = self.state
         left = [task.key for task in in_turn(tasks) if task.key in state.tasks]
-        late = now - state.moved > self._gates.drain_seconds + AWAY_SECONDS
+        late = now - state.moved > self._longest_drain + AWAY_SECONDS
         if left:
             self._move(self._next(left, tasks, waiting), tasks, now)
         elif late or not any(task.alive and task.version == state.new for task in tasks):
@@ -161,11 +161,11 @@ class Rollout:
         """To the new version, or away from it. Those without an agent change when they are back: nobody waits."""
         if not keys:
             return
-        kept = tuple(key for key in self.state.tasks if key not in keys)
-        assigned = kept if self.state.phase == "reverting" else (*kept, *keys)
+        moved, assigned = frozenset(keys), self.state.tasks
+        assigned = assigned - moved if self.state.phase == "reverting" else assigned | moved
         self.state = msgspec.structs.replace(self.state, tasks=assigned, moved=now)
-        self._moving.add(task.key for task in tasks if task.key in keys and task.alive)
-        self._moved += keys
+        self._moving.add(task.key for task in tasks if task.key in moved and task.alive)
+        self._moved |= moved
 
     # --- what follows ----------------------------------------------------------------------------------------
 
@@ -175,16 +175,27 @@ class Rollout:
         if self._in_force != self.state.current:
             self._in_force = self.state.current
             actions.append(InForce(self._in_force))
-        moved, self._moved, self._astray = set(self._moved), [], False
+        moved, self._moved, self._astray = self._moved, frozenset(), False
+        remaining = {task.version for task in tasks if task.ready and task.version == self.state.wanted(task.key)}
         for task in tasks:
             wanted = self.state.wanted(task.key)
             wrong = task.alive and task.version != wanted
             self._astray |= wrong
             if task.key in moved or (wrong and now - self._told.get(task.key, 0.0) >= AGAIN_SECONDS):
                 self._told[task.key] = now
-                actions.append(Switch(task.key, wanted, self._gates.drain_seconds))
-        self.shares = self._spread(tasks, waiting)
+                actions.append(Switch(task.key, wanted, self._drain_seconds(task.version in remaining)))
+        state = self.state
+        settled = not state.changing and not self._astray
+        self.shares = [] if settled else spread(state, self._gates, tasks, self._load(tasks, waiting))
         return actions
+
+    @property
+    def _longest_drain(self) -> float:
+        return max(self._gates.drain_seconds, self._gates.seconds / 2)
+
+    def _drain_seconds(self, remaining: bool) -> float:
+        """Requests stay at the version that they began with: they get more time where no replica of it remains."""
+        return self._gates.drain_seconds if remaining else self._longest_drain
 
     def _journal(self) -> list[FleetAction]:
         before, self._journalled = self._journalled, self.state
@@ -194,26 +205,6 @@ class Rollout:
         if self.state.phase != before.phase:
             told.append(Decided(self._words()))
         return told
-
-    def _spread(self, tasks: Sequence[Task], waiting: int) -> list[Share]:
-        """Nothing while all agents serve the version in force."""
-        state = self.state
-        if not state.changing and not self._astray:
-            return []
-        if state.old == state.new:
-            return [Share(state.current, 1.0)]
-        old, new = (sum(t.room for t in tasks if t.version == version) for version in (state.old, state.new))
-        load = self._load(tasks, waiting)
-        if state.phase in ("canary", "judging"):
-            share = cautious(new, old, load, self._gates.canary)
-        elif state.phase == "widening" and proportional(new, old) < self._gates.switch:
-            share = proportional(new, old)
-        elif state.phase in ("widening", "done"):
-            share = eager(new, old, load)
-        else:
-            share = 1.0 - eager(old, new, load)
-        share = round(share, 2)
-        return [Share(state.old, round(1.0 - share, 2)), Share(state.new, share)]
 
     # --- what others read ------------------------------------------------------------------------------------
 

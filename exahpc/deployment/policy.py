@@ -99,7 +99,8 @@ class Rollout(Frozen, frozen=True):
     seconds: float = 600.0
     """Longest time for a step to be ready and judged; then the rollout is rolled back."""
     drain_seconds: float = 60.0
-    """Time that a task has to finish its requests before they are moved."""
+    """Time that a task has to finish its requests before they are moved to another task of its version. Where none
+    is left, they have half of `seconds`, if that is more."""
 
 
 class Budget(Frozen, frozen=True):

@@ -69,6 +69,7 @@ class World:
         self.in_force = ""
         self.switches: list[list[str]] = []
         """Keys that were switched at once."""
+        self.drains: list[float] = []
         self.shares: list[list[Share]] = []
 
     def tasks(self) -> list[Task]:
@@ -99,6 +100,7 @@ class World:
                         agent.drain()
         if switches:
             self.switches.append([action.key for action in switches])
+            self.drains.append(max(action.seconds for action in switches))
             assert not state.changing or self.journal[-1] == state, "a switch that no new broker would know of"
         if not self.shares or self.shares[-1] != self.rollout.shares:
             self.shares.append(self.rollout.shares)

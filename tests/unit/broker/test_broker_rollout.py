@@ -279,3 +279,18 @@ def test_a_new_broker_does_not_blame_the_version_for_a_task_that_was_away_before
     w.restart_the_broker()
     w.run(AWAY_SECONDS + 30)
     assert w.rollout.state.phase == "done"
+
+
+def test_the_last_tasks_of_a_version_drain_longer_because_nobody_could_go_on_with_their_requests() -> None:
+    w = world(drain_seconds=30.0)
+    w.start("v2")
+    w.until("done")
+    assert w.drains == [30.0, 30.0, 30.0, 100.0]
+    command(w, "rollback")
+    w.until("reverted")
+    assert w.drains[4:] == [30.0, 30.0, 30.0, 100.0]
+    w.start("v3")
+    w.until("judging")
+    command(w, "abort")
+    w.run(2)
+    assert w.drains[-1] == 100.0, "the canary is all there is of v3"
