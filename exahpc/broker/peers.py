@@ -16,7 +16,7 @@ from exahpc.wire.messages import Service
 TTFT_FLOOR, TBT_FLOOR = 0.02, 0.005
 """Seconds below which nobody minds how much faster the peers are: there it is noise that is compared."""
 BUSY = 2.0
-"""A replica that makes so many times the tokens of its peers is not slow but loaded, for instance with batch rows."""
+"""A replica that makes so many times the tokens of its peers is not slow but loaded, maybe with batch rows."""
 BAD = 0.25
 """Share of failed or senseless answers by which a replica may exceed its peers."""
 
