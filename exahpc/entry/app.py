@@ -23,7 +23,7 @@ from exahpc.entry.ledger import Record
 from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
 from exahpc.openai.body import printable, shortened
-from exahpc.openai.models import model_object, models_body, version_name
+from exahpc.openai.models import model_object, models_body, version_name, version_of
 from exahpc.openai.peek import Peek, peek
 
 Kind = Literal["chat", "completion"]
@@ -134,12 +134,15 @@ class Gateway:
         return [self._name, *(version_name(self._name, label) for label in labels if any(labels))]
 
     def _version(self, asked: str | None) -> str | None:
-        """The label of the version that a client asks for; None when any will do. Raises RequestError."""
+        """The label of the version that a client asks for; None when any will do. Raises RequestError.
+
+        While no agent is known, nothing is known of versions either: then a request waits for the one it names.
+        """
         if asked is None or asked == self._name:
             return None
-        for label in self.dispatch.desk.router.versions:
-            if asked == version_name(self._name, label):
-                return label
+        label, known = version_of(asked, self._name), self.dispatch.desk.router.versions
+        if label is not None and (label in known or not known):
+            return label
         names = ", ".join(map(repr, self._names()))
         message = f"the model {shortened(asked)!r} does not exist here; this deployment serves {names}"
         raise RequestError(message, status=404, param="model", code="model_not_found")

@@ -13,6 +13,14 @@ def version_name(served: str, label: str) -> str:
     return f"{served}@{label or BASE}"
 
 
+def version_of(asked: str, served: str) -> str | None:
+    """The label in a name that `version_name` may have made; None when it is no such name."""
+    label = asked.removeprefix(f"{served}@")
+    if not label or label == asked:
+        return None
+    return "" if label == BASE else label
+
+
 def model_object(name: str, created: int) -> bytes:
     """One model as JSON. created: Unix seconds."""
     return b'{"id":%b,"object":"model","created":%d,"owned_by":"exahpc"}' % (literal(name), created)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from exahpc.errors import RequestError
 from exahpc.openai.body import Kind, literal, load, printable
 from exahpc.openai.errors import error_body, sse_error
-from exahpc.openai.models import models_body, version_name
+from exahpc.openai.models import models_body, version_name, version_of
 from exahpc.openai.peek import peek
 
 
@@ -106,6 +106,16 @@ def test_models_lists_what_can_be_asked_for() -> None:
     assert found["object"] == "list"
     assert found["data"][0] == {"id": "llm", "object": "model", "created": 17, "owned_by": "exahpc"}
     assert [model["id"] for model in found["data"]] == ["llm", "llm@base", "llm@v2"]
+
+
+@given(served=st.text(st.characters(codec="ascii", exclude_categories=["Z", "C"]), min_size=1))
+def test_a_versions_name_tells_its_label_and_no_other_name_does(served: str) -> None:
+    assert [version_of(version_name(served, label), served) for label in ("", "v2", "1.0-b")] == [
+        "",
+        "v2",
+        "1.0-b",
+    ]
+    assert [version_of(name, served) for name in (served, f"{served}@", f"{served}x", "@v2")] == [None] * 4
 
 
 @pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completion", "prompt")])
