@@ -99,7 +99,9 @@ class Remote:
 
     async def _session(self) -> AsyncIterator[Whereabouts | None]:
         ssh = await asyncio.create_subprocess_exec(
-            *("ssh", *_OPTIONS, self._via, remote_script(self._name)), stdout=asyncio.subprocess.PIPE
+            *("ssh", *_OPTIONS, self._via, remote_script(self._name)),
+            stdin=asyncio.subprocess.DEVNULL,  # ssh asks for passwords at the terminal itself
+            stdout=asyncio.subprocess.PIPE,
         )
         assert ssh.stdout is not None
         try:
@@ -219,7 +221,8 @@ class Tunnel:
 
     async def _ssh(self, where: Whereabouts, socket_path: Path) -> tuple[int, bool]:
         """One ssh from its start to its end: its exit code, and whether it carried."""
-        ssh = await asyncio.create_subprocess_exec(*forward_argv(where, self._via, socket_path))
+        argv = forward_argv(where, self._via, socket_path)
+        ssh = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
         stood = False
         try:
             while ssh.returncode is None and not stood:
