@@ -22,7 +22,7 @@ from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
-from exahpc.broker.memory import Agent, Memory, Rollout, Started
+from exahpc.broker.memory import Agent, Memory, Started
 from exahpc.broker.parking import Parking
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
@@ -110,7 +110,6 @@ class Broker:
                 task.cancel()
             self._server.close()
             self._batches.close()
-            self._switcher.close()
             self._journal.close()
             context.destroy(linger=0)
 
@@ -126,7 +125,9 @@ class Broker:
         self._policies = Policies(
             self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )
-        self._switcher = Switcher(self._folder, self._deployment, epoch, self._tell_agent)
+        self._switcher = Switcher(
+            self._folder, self._deployment, self._journal, epoch, self._tell_agent, self._now
+        )
         self._rebuilder: Rebuilder | None = None
         if self._cluster is not None:
             recovery = Recovery(self._deployment, memory, now, dice=random.random)
@@ -232,20 +233,20 @@ class Broker:
                 assert_never(message)
 
     async def _rollout(self, peer: bytes, message: m.RolloutStart | m.RolloutCommand | m.RolloutQuery) -> None:
-        rollout, tasks, now = self._policies.rollout, self._policies.tasks, self._now()
+        rollout, tasks = self._policies.rollout, self._policies.tasks
         try:
             if self._draining:
                 raise DeploymentError("the deployment is taken down")
             match message:
                 case m.RolloutStart():
                     gates = await self._switcher.gates(message.version)
-                    self._act(rollout.start(message.version, gates, tasks(), now))
+                    self._act(rollout.start(message.version, gates, tasks(), self._now()))
                 case m.RolloutCommand():
-                    self._act(rollout.command(message, now))
+                    self._act(rollout.command(message, self._now()))
         except (ExahpcError, OSError) as error:
             self._server.send(peer, m.Refused(str(error)))
         else:
-            self._server.send(peer, rollout.status(tasks(), now))
+            self._server.send(peer, rollout.status(tasks(), self._now()))
 
     def _agent_on(self, peer: bytes, now: float) -> str | None:
         """The agent on this connection; one that had been given up is heard again by this."""
@@ -306,10 +307,8 @@ class Broker:
                     _log.warning("%s", action.why)
                 case Decided():
                     _log.warning("%s", action.what)
-                case Switch() | InForce():
+                case RolloutMoved() | Switch() | InForce():
                     self._spawn(self._switcher.perform(action))
-                case RolloutMoved():
-                    self._journal.append(Rollout(now, action.state))
                 case Superseded():
                     self._stop(EXIT_OVER, f"{action.why}, this is epoch {self._fleet.epoch}")
                 case _:

@@ -5,7 +5,7 @@ Room and load are counted in sequences: what ready replicas run at once, and wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exahpc.wire.messages import ReplicaState
@@ -98,10 +98,12 @@ class Moving:
     def add(self, keys: Iterable[str]) -> None:
         self._tasks.update((key, _Away(seen=True)) for key in keys)
 
-    def settle(self, tasks: Iterable[Task], wanted: Callable[[str], str], late: float | None, now: float) -> str:
-        """Forget those that serve what is wanted of them, and those that are too late; why the last of the latter
-        was, or "". late: `rollout.seconds` when they are over, else None."""
+    def settle(self, tasks: Sequence[Task], wanted: Callable[[str], str], late: float | None, now: float) -> str:
+        """Forget those that serve what is wanted of them, are not wanted any more, or are too late; why the last of
+        the latter was, or "". tasks: all that are wanted; late: `rollout.seconds` when they are over, else None."""
         why = ""
+        for key in self._tasks.keys() - {task.key for task in tasks}:
+            del self._tasks[key]
         for task in tasks:
             away = self._tasks.get(task.key)
             if away is None:

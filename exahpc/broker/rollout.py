@@ -139,7 +139,7 @@ class Rollout:
         if self.state.promoted:
             return Verdict("good", "promoted by command")
         replicas = sum(task.ready for task in tasks if task.version == self.state.new)
-        alone = len(self.state.tasks) >= len(tasks)
+        alone = not any(self.state.wanted(task.key) == self.state.old for task in tasks)
         return self._figures.judge(self._gates, replicas, alone=alone, now=now)
 
     def _turn(self, event: Event, story: str, now: float) -> None:

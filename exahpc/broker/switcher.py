@@ -1,19 +1,16 @@
-"""The hands of `rollout`: deployment files read, versions noted in the folder, agents told, in this order.
-
-What touches the folder runs on one thread: a task that is moved there and back at once loads the last.
-"""
+"""The hands of `rollout`: journal first, then the folder, then the agents; one deed after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
+from exahpc.broker.journal import Journal
 from exahpc.broker.memory import Memory
+from exahpc.broker.memory import Rollout as Record
 from exahpc.broker.rollout import Rollout
-from exahpc.broker.values import InForce, Switch
+from exahpc.broker.values import InForce, RolloutMoved, Switch
 from exahpc.broker.versions import RolloutState
 from exahpc.deployment import parse, policy, versions
 from exahpc.deployment.spec import Deployment
@@ -21,7 +18,6 @@ from exahpc.errors import ExahpcError
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import SwitchVersion
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -40,39 +36,45 @@ def restored(folder: Folder, deployment: Deployment, memory: Memory) -> Rollout:
 
 
 class Switcher:
-    """tell: sends a message to a task's agent, when one is there."""
+    """tell: sends a message to a task's agent, when one is there; now: the broker's clock."""
 
     def __init__(
-        self, folder: Folder, deployment: Deployment, epoch: int, tell: Callable[[str, SwitchVersion], None]
+        self,
+        folder: Folder,
+        deployment: Deployment,
+        journal: Journal,
+        epoch: int,
+        tell: Callable[[str, SwitchVersion], None],
+        now: Callable[[], float],
     ) -> None:
-        self._folder, self._deployment, self._epoch, self._tell = folder, deployment, epoch, tell
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="versions")
+        self._folder, self._deployment, self._journal = folder, deployment, journal
+        self._epoch, self._tell, self._now = epoch, tell, now
+        self._turn = asyncio.Lock()  # fair: who comes first is served first
 
     async def gates(self, version: str) -> policy.Rollout:
         """The `[rollout]` table of a version that may be switched to.
 
         Raises DeploymentError when there is no such version, or it differs in what cannot change.
         """
-        text = await self._call(lambda: self._folder.version_toml(version))
+        if version:
+            versions.check_label(version)
+        text = await asyncio.to_thread(self._folder.version_toml, version)
         found = parse.load(text, f"{version}.toml")
         versions.check(self._deployment, found, f"{version}.toml")
         return found.rollout
 
-    async def perform(self, action: Switch | InForce) -> None:
+    async def perform(self, action: RolloutMoved | Switch | InForce) -> None:
         """A failure is logged: the rollout sees that nothing has changed, and asks again."""
-        try:
-            match action:
-                case InForce():
-                    await self._call(lambda: self._folder.put_in_force(action.version))
-                case Switch():
-                    pool, _, task = action.key.rpartition("/")
-                    await self._call(lambda: self._folder.assign(pool, int(task), action.version))
-                    self._tell(action.key, SwitchVersion(self._epoch, action.version, action.seconds))
-        except OSError as error:
-            _log.error("%s cannot be noted in the folder: %s", action, error)
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        async with self._turn:
+            try:
+                match action:
+                    case RolloutMoved():
+                        await self._journal.durable(Record(at=self._now(), state=action.state))
+                    case InForce():
+                        await asyncio.to_thread(self._folder.put_in_force, action.version)
+                    case Switch():
+                        pool, _, task = action.key.rpartition("/")
+                        await asyncio.to_thread(self._folder.assign, pool, int(task), action.version)
+                        self._tell(action.key, SwitchVersion(self._epoch, action.version, action.seconds))
+            except OSError as error:
+                _log.error("%s cannot be noted in the folder: %s", action, error)

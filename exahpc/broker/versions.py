@@ -76,4 +76,5 @@ class RolloutState(msgspec.Struct, frozen=True):
         after = TRANSITIONS.get((self.phase, event))
         if after is None:
             raise StateError(f"a rollout that is {self.phase} since {self.since:.0f} cannot take {event!r}")
-        return msgspec.structs.replace(self, phase=after, since=now, story=story)
+        tasks = frozenset() if after == "reverted" else self.tasks
+        return msgspec.structs.replace(self, phase=after, since=now, story=story, tasks=tasks)

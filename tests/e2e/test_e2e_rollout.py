@@ -98,6 +98,7 @@ def test_a_version_comes_into_force_and_goes_again_without_a_failed_request(live
     assert not list((live.folder.path / "versions").rglob(".*")), "nothing half written"
 
 
+@pytest.mark.long
 def test_a_version_that_cannot_load_is_rolled_back_and_says_why(live: Live, tiny: Path) -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         broken = Path(elsewhere) / "tiny"

@@ -294,3 +294,16 @@ def test_the_last_tasks_of_a_version_drain_longer_because_nobody_could_go_on_wit
     command(w, "abort")
     w.run(2)
     assert w.drains[-1] == 100.0, "the canary is all there is of v3"
+
+
+def test_tasks_that_are_not_wanted_any_more_hold_up_nothing_and_keep_nothing() -> None:
+    w = world()
+    w.start("v2")
+    parked = w.agents.pop("b/0")
+    w.until("widening")
+    w.failing.add("v2")
+    w.until("reverted")
+    parked.alive, parked.left = False, 1.0
+    w.agents["b/0"] = parked
+    w.run(40)
+    assert parked.version == "", "it had come with v2, which was given up meanwhile"
