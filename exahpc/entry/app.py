@@ -136,13 +136,16 @@ class Gateway:
     def _version(self, asked: str | None) -> str | None:
         """The label of the version that a client asks for; None when any will do. Raises RequestError.
 
-        While no agent is known, nothing is known of versions either: then a request waits for the one it names.
+        Before any agent is known, nothing is known of versions but that there is the first one.
         """
         if asked is None or asked == self._name:
             return None
         label, known = version_of(asked, self._name), self.dispatch.desk.router.versions
-        if label is not None and (label in known or not known):
+        if label is not None and label in (known or {""}):
             return label
+        if label is not None and not known:
+            message = f"whether {shortened(asked)!r} exists is not known before a replica is up: try again"
+            raise RequestError(message, status=503, type="server_error", param="model", code="no_capacity")
         names = ", ".join(map(repr, self._names()))
         message = f"the model {shortened(asked)!r} does not exist here; this deployment serves {names}"
         raise RequestError(message, status=404, param="model", code="model_not_found")

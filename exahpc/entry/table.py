@@ -22,8 +22,8 @@ class Changes(NamedTuple):
 class Roster:
     """Agents by the tables so far. node: this entry's own, "" for none; headroom: see `Replica.route`.
 
-    groups: those of the agents that are known; versions: labels of the agents in the table; probing: some replica
-    is tried again after an illness.
+    groups: those of the agents that are known; versions: labels of the agents in the table, of the last ones when it
+    has none; probing: some replica is tried again after an illness.
     """
 
     def __init__(self, node: str, headroom: float) -> None:
@@ -62,7 +62,7 @@ class Roster:
         used = {agent.group for agent in self.agents.values()}
         self._groups = {place: group for place, group in self._groups.items() if group in used}
         listed = [agent for agent in self.agents.values() if agent.listed]
-        self.versions = frozenset(agent.version for agent in listed)
+        self.versions = frozenset(agent.version for agent in listed) or self.versions
         self.probing = any(r.probe and r.listed for agent in listed for r in agent.replicas.values())
         return changes
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from exahpc.deployment.parse import load
 from exahpc.entry.actions import Tell
+from exahpc.entry.app import Gateway
 from exahpc.entry.desk import Desk
 from exahpc.entry.versions import LOTS, Shares
+from exahpc.errors import RequestError
 from exahpc.wire import messages as m
 from exahpc.wire.messages import Share
 from tests.unit.entry.fleets import ask, picked, replicas, router_of, routes, taken
@@ -91,6 +95,25 @@ def test_the_versions_that_can_be_asked_for_are_those_in_the_table() -> None:
     assert router.versions == {"", "v2"}
     router.update(m.FleetTable(1, 2, routes(1, first=1, version="v2")), 0.0)
     assert router.versions == {"v2"}
+    router.update(m.FleetTable(1, 3, [], asleep=True), 0.0)
+    assert router.versions == {"v2"}, "it will come back"
+
+
+def test_before_any_agent_is_known_another_version_than_the_first_is_not_refused_for_good() -> None:
+    desk = Desk(load(TOML), lambda n: 0)
+    gateway = Gateway(load(TOML), cast(Any, None), 0)
+    gateway.dispatch = cast(Any, SimpleNamespace(desk=desk))
+
+    def asked(name: str) -> str | int | None:
+        try:
+            return gateway._version(name)
+        except RequestError as error:
+            return error.status
+
+    names = ("tiny", "tiny@base", "tiny@v2", "other")
+    assert [asked(name) for name in names] == [None, "", 503, 404]
+    desk.table(m.FleetTable(1, 1, routes(1)), 0.0)
+    assert [asked(name) for name in names] == [None, "", 404, 404]
 
 
 @given(st.lists(st.floats(0, 1), max_size=4), st.integers(0, LOTS - 1))
