@@ -6,7 +6,7 @@ A decision is pick + take + give_back of one request, in a fleet that is at 70 %
 Sides: `exahpc`, a fleet of one pool; `all policies`, the same router with two versions and shares, short, long and
 common pools, an own node, replicas on probation and prompts with marks; `linear scan`, the least loaded of all
 replicas, found by looking at each. CPU time of this process. Sizes and sides are interleaved, and each round turns
-their order round. About a minute. Writes bench/results/routing.json.
+their order round. About two minutes. Writes bench/results/routing.json.
 """
 
 from __future__ import annotations

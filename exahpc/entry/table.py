@@ -22,8 +22,8 @@ class Changes(NamedTuple):
 class Roster:
     """Agents by the tables so far. node: this entry's own, "" for none; headroom: see `Replica.route`.
 
-    groups: those of the agents that are known; versions: labels of the agents in the table, of the last ones when it
-    has none; probing: some replica is tried again after an illness.
+    groups: those of the agents that are known; versions: labels of the agents in the table, or of the last ones
+    when it has none; probing: some replica is tried again after an illness.
     """
 
     def __init__(self, node: str, headroom: float) -> None:
