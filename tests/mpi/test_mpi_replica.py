@@ -8,28 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-import zmq
 from mpi_helpers import MPIRUN, NEW, ROOT, prompts
 
 from exahpc.wire.folder import Folder
-from exahpc.wire.messages import (
-    Abort,
-    Admit,
-    Adopt,
-    Message,
-    NoRoom,
-    ReplicaBeat,
-    ReplicaHello,
-    ReplicaToAgent,
-    StopReplica,
-    Tokens,
-)
-
-CONTEXT = 1200
+from exahpc.wire.messages import Adopt, NoRoom, ReplicaHello
+from tests.replica_contract import CONTEXT, Laws, Peer, check_stop, greedy
 
 
 def deploy(where: Path, model: Path, tp: int, pp: int) -> Path:
@@ -80,52 +65,6 @@ class Step:
         return [int(pid) for pid in children.split()]
 
 
-class Agent:
-    """The other end of the socket."""
-
-    def __init__(self, step: Step) -> None:
-        self._sock = zmq.Context.instance().socket(zmq.DEALER)
-        self._sock.identity = os.urandom(8)
-        self._sock.linger = 0
-        self._sock.connect(f"ipc://{step.socket}")
-        self._decode = msgspec.msgpack.Decoder(ReplicaToAgent).decode
-
-    def send(self, *messages: Message) -> None:
-        for message in messages:
-            self._sock.send(msgspec.msgpack.encode(message))
-
-    def send_raw(self, data: bytes) -> None:
-        self._sock.send(data)
-
-    def receive(self, seconds: float = 300) -> Any:
-        assert self._sock.poll(int(seconds * 1000)), "the replica said nothing"
-        return self._decode(self._sock.recv())
-
-    def until(self, kind: type[Message]) -> Any:
-        while not isinstance(message := self.receive(), kind):
-            pass
-        return message
-
-    def quiet(self, seconds: float) -> bool:
-        return not self._sock.poll(int(seconds * 1000))
-
-    def collect(self, *admits: Admit) -> dict[int, tuple[list[int], str]]:
-        """Run these sequences to their ends."""
-        self.send(*admits)
-        tokens: dict[int, list[int]] = {a.sequence: [] for a in admits}
-        reasons: dict[int, str] = {}
-        while len(reasons) < len(admits):
-            message = self.until(Tokens)
-            for sequence, token in message.tokens:
-                tokens[sequence].append(token)
-            reasons.update(message.ended)
-        return {n: (tokens[n], reasons[n]) for n in tokens}
-
-
-def greedy(sequence: int, ids: list[int], new: int, stop_ids: list[int] | None = None) -> Admit:
-    return Admit(sequence, ids, new, 0, 0, 0, stop_ids or [])
-
-
 @pytest.fixture(scope="module")
 def step(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
     """One 2 x 2 replica for all tests of this module; the last test ends it."""
@@ -136,60 +75,37 @@ def step(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ste
 
 
 @pytest.fixture
-def agent(step: Step) -> Agent:
-    found = Agent(step)
+def agent(step: Step) -> Peer:
+    found = Peer(step)
     found.send(Adopt("test"))
     assert found.until(ReplicaHello) == ReplicaHello("a", 3, 2, 4, 2400, CONTEXT, "")
     return found
 
 
-def test_greedy_tokens_through_the_socket(agent: Agent, reference: dict[str, list[list[int]]]) -> None:
+def test_greedy_tokens_through_the_socket(agent: Peer, reference: dict[str, list[list[int]]]) -> None:
     asked = prompts(0)
     got = agent.collect(*(greedy(i, ids, new) for i, (ids, new) in enumerate(zip(asked, NEW, strict=True))))
     assert [got[i] for i in range(len(NEW))] == [(tokens, "length") for tokens in reference["llama"]]
 
 
 def test_a_stop_token_ends_the_sequence_and_is_not_told(
-    agent: Agent, reference: dict[str, list[list[int]]]
+    agent: Peer, reference: dict[str, list[list[int]]]
 ) -> None:
     want = reference["llama"][2]
     place = want.index(want[5])
     assert agent.collect(greedy(1, prompts(0)[2], 12, [want[5]])) == {1: (want[:place], "stop")}
 
 
-def test_what_never_fits_is_refused_and_the_next_one_runs(agent: Agent) -> None:
-    agent.send(greedy(1, [5] * 7000, 10), greedy(2, [5] * 1190, 20), greedy(3, [], 3), greedy(4, [999], 3))
-    refused = [agent.until(NoRoom) for _ in range(4)]
-    assert [r.sequence for r in refused] == [1, 2, 3, 4]
-    assert "7000 prompt + 10 new tokens exceed the context of 1200" in refused[0].reason
-    assert agent.collect(greedy(5, [5], 2))[5][1] == "length"
+class TestContract(Laws):
+    """What an emulated replica keeps to, too."""
 
 
-def test_an_aborted_sequence_gives_back_its_room(agent: Agent) -> None:
-    agent.send(greedy(1, [5, 6], 1000))
-    agent.until(Tokens)
-    agent.send(Abort(1))
-    while (beat := agent.until(ReplicaBeat)).running:
-        pass
-    assert (beat.waiting, beat.kv_free) == (0, 2400)
-    assert agent.collect(greedy(1, [5], 2))[1][1] == "length"
+def test_ids_outside_the_vocabulary_are_refused(agent: Peer) -> None:
+    agent.send(greedy(4, [999], 3))
+    assert agent.until(NoRoom).sequence == 4
 
 
-def test_only_the_last_agent_is_heard(step: Step, agent: Agent) -> None:
-    agent.send(greedy(1, [5, 6], 1000))
-    agent.until(Tokens)
-    stranger = Agent(step)
-    stranger.send(StopReplica(), greedy(9, [5], 2))
-    stranger.send_raw(b"\xc1 not a message")
-    agent.until(Tokens)
-    successor = Agent(step)
-    successor.send(Adopt("next"))
-    successor.until(ReplicaHello)
-    assert set(successor.collect(greedy(1, [7], 3), greedy(2, [8], 3))) == {1, 2}
-    assert stranger.quiet(0)
-
-
-def test_an_idle_replica_sleeps(step: Step, agent: Agent) -> None:
+def test_an_idle_replica_sleeps(step: Step, agent: Peer) -> None:
     def processor_seconds() -> float:
         ticks = 0
         for pid in step.ranks():
@@ -204,18 +120,14 @@ def test_an_idle_replica_sleeps(step: Step, agent: Agent) -> None:
     assert (processor_seconds() - before) / (time.monotonic() - start) < 0.03
 
 
-def test_no_rank_has_a_file_in_shared_memory(step: Step, agent: Agent) -> None:
+def test_no_rank_has_a_file_in_shared_memory(step: Step, agent: Peer) -> None:
     for pid in step.ranks():
         maps = Path(f"/proc/{pid}/maps").read_text()
         assert [x for x in maps.splitlines() if "/dev/shm/" in x and not x.endswith("(deleted)")] == []
 
 
-def test_stop_ends_all_ranks_with_code_0(step: Step, agent: Agent) -> None:
-    agent.send(greedy(1, [5], 1000))
-    agent.until(Tokens)
-    agent.send(StopReplica())
-    assert step.end() == 0, step.output()
-    assert not step.socket.exists()
+def test_stop_ends_all_ranks_with_code_0(step: Step, agent: Peer) -> None:
+    check_stop(step, agent)
     assert "AutoTP" not in step.output()
 
 
@@ -225,7 +137,7 @@ def test_what_goes_wrong_on_one_rank_ends_the_step_with_its_traceback(
     fault: str, models: Path, tmp_path: Path
 ) -> None:
     step = Step(deploy(tmp_path, models / "llama", 2, 1), 2, fault)
-    agent = Agent(step)
+    agent = Peer(step)
     agent.send(Adopt("test"), greedy(1, [5], 100))
     try:
         assert step.end() not in (0, None)

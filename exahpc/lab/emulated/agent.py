@@ -5,15 +5,14 @@ Everything of the agent is real (links, relay, tokenizer, leases) but the steps 
 
 from __future__ import annotations
 
-import logging
-import sys
 from functools import partial
 from pathlib import Path
 
 import click
 
 from exahpc.agent.__main__ import run
-from exahpc.errors import ExahpcError
+from exahpc.lab.emulated import program
+from exahpc.lab.emulated.label import labelled
 from exahpc.lab.emulated.starter import EmulatedStarter
 from exahpc.wire.folder import Folder
 
@@ -25,12 +24,12 @@ from exahpc.wire.folder import Folder
 @click.option("--latency", default="{}", help="What steps take, as JSON (exahpc.lab.emulated.model.Latency).")
 def main(folder: Path, pool: str, task: int, latency: str) -> None:
     """Serve one task of a deployment whose model is named "emulated..." with emulated replicas."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
-    try:
-        sys.exit(run(Folder(folder), pool, task, partial(EmulatedStarter, latency=latency)))
-    except ExahpcError as error:
-        logging.error("%s", error)
-        sys.exit(error.exit_code)
+
+    def work() -> int:
+        labelled(Folder(folder))  # before anything is read
+        return run(Folder(folder), pool, task, partial(EmulatedStarter, latency=latency))
+
+    program.run(work)
 
 
 if __name__ == "__main__":

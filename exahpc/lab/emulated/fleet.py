@@ -25,10 +25,10 @@ from exahpc.agent.control import Control
 from exahpc.agent.core import AgentCore
 from exahpc.agent.entries import Entries
 from exahpc.deployment.grid import kv_tokens
-from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment, Pool
+from exahpc.lab.emulated import program
 from exahpc.lab.emulated.engine import Engine
-from exahpc.lab.emulated.label import node_name, require_label
+from exahpc.lab.emulated.label import labelled, node_name
 from exahpc.lab.emulated.model import Latency
 from exahpc.lab.emulated.replicas import latency_of
 from exahpc.lab.emulated.requests import Requests, To
@@ -249,8 +249,7 @@ async def serve(
     folder: Folder, pool: str, tasks: range, latency: Latency, load_seconds: float, busy: bool
 ) -> None:
     """Be the agents of these tasks for ever. Raises DeploymentError when the deployment is not labelled."""
-    deployment = load(folder.toml, str(folder.path / "deployment.toml"))
-    require_label(deployment)
+    deployment = labelled(folder)
     make = partial(EmulatedAgent, folder, deployment, deployment.pool_named(pool))
     agents = [make(task, latency, load_seconds, busy) for task in tasks]
     log.info("%d emulated agents", len(agents))
@@ -267,10 +266,13 @@ async def serve(
 @click.option("--busy", is_flag=True, help="Replicas have news in every beat, as under load.")
 def main(folder: Path, pool: str, first: int, count: int, latency: str, load_seconds: float, busy: bool) -> None:
     """Be emulated agents of a deployment whose model is named "emulated..."."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
-    link.require_descriptors(64 + 40 * count)
     tasks = range(first, first + count)
-    uvloop.run(serve(Folder(folder), pool, tasks, latency_of(latency), load_seconds, busy))
+
+    def work() -> None:
+        link.require_descriptors(64 + 40 * count)
+        uvloop.run(serve(Folder(folder), pool, tasks, latency_of(latency), load_seconds, busy))
+
+    program.run(work)
 
 
 if __name__ == "__main__":

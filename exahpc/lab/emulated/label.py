@@ -7,8 +7,10 @@ says; the node's name, in `exahpc status` and in the log, says it again.
 
 from __future__ import annotations
 
+from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError
+from exahpc.wire.folder import Folder
 
 LABEL = "emulated"
 
@@ -21,6 +23,13 @@ def require_label(deployment: Deployment) -> None:
             f"model.name = {name!r}: emulated engines answer with made-up text, and serve only models whose name "
             f'begins with "{LABEL}"'
         )
+
+
+def labelled(folder: Folder) -> Deployment:
+    """The deployment of this folder. Raises DeploymentError, also when it is not labelled."""
+    deployment = load(folder.toml, str(folder.path / "deployment.toml"))
+    require_label(deployment)
+    return deployment
 
 
 def node_name(task: int) -> str:

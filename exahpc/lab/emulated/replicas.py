@@ -7,8 +7,6 @@ output, one JSON line each. When the input ends, so do all replicas.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,9 +17,9 @@ import uvloop
 import zmq
 
 from exahpc.deployment.grid import kv_tokens
-from exahpc.deployment.parse import load
+from exahpc.lab.emulated import program
 from exahpc.lab.emulated.engine import Engine
-from exahpc.lab.emulated.label import LABEL, require_label
+from exahpc.lab.emulated.label import LABEL, labelled
 from exahpc.lab.emulated.model import Latency
 from exahpc.lab.emulated.replica import EmulatedReplica
 from exahpc.wire import link
@@ -67,8 +65,7 @@ class Replicas:
 
     def __init__(self, folder: Folder, pool: str, latency: Latency) -> None:
         """Raises DeploymentError when the deployment is not labelled."""
-        deployment = load(folder.toml, str(folder.path / "deployment.toml"))
-        require_label(deployment)
+        deployment = labelled(folder)
         self._pool, self._context = deployment.pool_named(pool), deployment.model.context
         self._latency = latency
         self._ctx: zmq.Context[zmq.Socket[bytes]] = link.context()
@@ -128,9 +125,7 @@ def latency_of(text: str) -> Latency:
 @click.option("--latency", default="{}", help="What steps take, as JSON (exahpc.lab.emulated.model.Latency).")
 def main(folder: Path, pool: str, latency: str) -> None:
     """Serve emulated replicas as told on standard input."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
-    logging.info("emulated replicas of pool %s in process %d", pool, os.getpid())
-    uvloop.run(serve(Folder(folder), pool, latency_of(latency)))
+    program.run(lambda: uvloop.run(serve(Folder(folder), pool, latency_of(latency))))
 
 
 if __name__ == "__main__":
