@@ -7,8 +7,8 @@ ready when Slurm's warning comes:
     lead = warning + wait + load + margin        wait, load: see `learned`; margin: a share of the time limit
 
 and earlier where many tasks of a pool end together: then one after another, so that about a twentieth of the pool
-is doubled at a time, but never more than `walltime.most_lead_seconds` or half of the time limit ahead. A task has
-one successor at a time.
+is doubled at a time, for that up to half of the time limit ahead. Never more than `walltime.most_lead_seconds`
+ahead. A task has one successor at a time.
 
 When the current agent ends before its successor has come, the successor's job *is* the task from then on
 (`Promote`), and what Slurm still holds of the old job is cancelled: so a requeue that crosses a succession never
@@ -37,6 +37,7 @@ DOUBLED = 20  # one task in so many has its successor beside it, when all end to
 ALL_SECONDS = 480.0  # a whole pool's successors are submitted within this time at the fastest
 PRIOR_WAIT, PRIOR_LOAD = 300.0, 120.0  # before anything was measured
 LEAST_MARGIN, MOST_MARGIN, MARGIN = 15.0, 300.0, 0.03
+MOST_LEAD = 0.75  # of the time limit: a short one must not mean that a task has a successor all the time
 RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
 BACK_SECONDS = 15.0
 
@@ -229,7 +230,7 @@ class Succession:
                     self._spent[task.heir] = (key, now + self._patience.settle)
                     task.forget()
             elif key in away:
-                if task.heir and self._is_over(away[key], now, blind):
+                if task.heir and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)
             elif task.state == "none" and task.until and not task.declined:
                 free.setdefault(task.pool.name, []).append((task.until, key))
@@ -238,8 +239,10 @@ class Succession:
                 acts += self._submit(pool, ends, now)
         return acts + self._sweep(now)
 
-    def _is_over(self, view: AgentView, now: float, blind: bool) -> bool:
+    def _is_over(self, task: _Task, view: AgentView, now: float, blind: bool) -> bool:
         """An agent that is only restarted in its job is back within seconds."""
+        if view.job != task.job:  # the task was promoted already, and its agent is on its way
+            return False
         away = now - view.since
         match view.phase:
             case "gone":
@@ -269,8 +272,9 @@ class Succession:
         for end, key in sorted(ends, reverse=True):
             task = self._tasks[key]
             limit = self._limit(task, end)
-            latest = min(latest - gap, end - self._lead(limit, WARNING + wait + load))
-            if now >= max(latest, end - min(self._most, limit / 2), task.retry):
+            lead = self._lead(limit, WARNING + wait + load)
+            latest = min(latest - gap, end - lead)
+            if now >= max(latest, end - min(self._most, max(limit / 2, lead)), task.retry):
                 due.append((end, key))
         acts: list[SuccessionAct] = []
         for end, key in sorted(due):
@@ -297,7 +301,7 @@ class Succession:
 
     @staticmethod
     def _lead(limit: float, needed: float) -> float:
-        return needed + min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit))
+        return min(MOST_LEAD * limit, needed + min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit)))
 
     def _wait(self, pool: str, now: float) -> float:
         """As learned; what is waiting now has waited at least so long."""

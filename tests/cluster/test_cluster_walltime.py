@@ -1,0 +1,116 @@
+"""Tasks whose time runs out, on the development cluster: real Slurm, real MPI, the official client.
+
+Three nodes; tasks ask for few CPUs, so a task and its successor may share a node.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exahpc.slurm.jobbook import JobBook
+from tests.cluster.conftest import DevCluster, why_not
+from tests.live import Live, Load, processes_of, until
+from tests.tiny import make_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
+
+TOML = """
+name = "{name}"
+[model]
+path = "{model}"
+dtype = "float32"
+context = 1024
+[slurm]
+partition = "main"
+time = "5"
+[[pool]]
+name = "a"
+replicas = 2
+max_sequences = 8
+[head]
+entries = 1
+slurm.time = "1:00:00"
+[recovery]
+backoff_seconds = 0.2
+beat_seconds = 1.0
+[walltime]
+drain_seconds = 20
+{more}
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[DevCluster]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    cluster = DevCluster("wt", 3)
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="exahpc-walltime-", dir="/var/tmp"))
+    make_model(made / "models" / "tiny", layers=2)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def jobs(live: Live) -> dict[int, str]:
+    """Task -> job of its current agent, where that is alive."""
+    found = live.status()
+    return {agent.task: agent.job for agent in found.agents if agent.alive} if found else {}
+
+
+def test_every_task_is_succeeded_before_its_time_is_over_and_no_request_fails(
+    nodes: DevCluster, home: Path
+) -> None:
+    live = Live(home, "wall", {"SLURM_CONF": nodes.conf})
+    try:
+        live.up(TOML.format(name="wall", model=home / "models" / "tiny", more=""))
+        first = jobs(live)
+        assert set(first) == {0, 1}
+        load = Load(live, streams=3, tokens=200)
+        lowest = live.ready()
+
+        def succeeded() -> bool:
+            nonlocal lowest
+            found = live.status()
+            if found is not None:
+                lowest = min(lowest, found.ready)
+            now = jobs(live)
+            return set(now) == {0, 1} and all(now[task] != first[task] for task in now)
+
+        until("both tasks live in other jobs", succeeded, 300, every=0.5)
+        until("the old jobs are over", lambda: not alive(nodes, list(first.values())), 90, every=1.0)
+        load.stop()
+        assert lowest == 2, "capacity never dipped"
+        assert load.texts
+        for prompt in {p for p, _ in load.texts}:
+            assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 200)}
+        states = nodes.run(
+            "squeue", "-h", "-r", "-t", "all", "-o", "%i %T", f"--jobs={first[0].partition('_')[0]}"
+        )
+        assert set(states.split()[1::2]) == {"COMPLETED"}, "nothing ran into its limit, and nothing was requeued"
+        array, task = jobs(live)[0].split("_")
+        assert task == "0"
+        assert array in JobBook.load(live.folder.path).pools["a"]
+        live.run("down", "wall")
+        assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job, successors included"
+        until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
+    finally:
+        live.run("down", "wall", "--seconds", "0", check=False)
+        nodes.clear()
+
+
+def alive(nodes: DevCluster, ids: list[str]) -> list[str]:
+    """Which of these jobs Slurm still runs or holds."""
+    known = nodes.run("squeue", "-h", "-r", "-o", "%i").split()
+    return [job for job in ids if job in known]
