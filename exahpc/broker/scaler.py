@@ -17,6 +17,7 @@ from exahpc.deployment.spec import Deployment
 from exahpc.wire.messages import ReplicaState
 
 _COMING = ("launching", "loading", "canary")
+_CROWDED = 0.25  # of its room; KV cache may fill a replica long before its sequences do
 
 
 class Demand(NamedTuple):
@@ -38,10 +39,11 @@ class Change(NamedTuple):
 
 @dataclass
 class PoolState:
-    """What the fleet knows of a pool. kept, parked: its tasks by index."""
+    """What the fleet knows of a pool. sequences: that run or wait at its replicas; room: those that its ready ones
+    run at once; coming: tasks that are wanted and not ready yet; kept, parked: its tasks by index."""
 
     sequences: int = 0
-    ready: int = 0
+    room: int = 0
     coming: int = 0
     kept: list[int] = field(default_factory=list)
     parked: list[int] = field(default_factory=list)
@@ -49,7 +51,7 @@ class PoolState:
     def add(self, view: AgentView, replicas: Iterable[ReplicaState]) -> None:
         phases = [replica.phase for replica in replicas]
         self.sequences += sum(replica.running + replica.waiting for replica in replicas)
-        self.ready += 0 if view.parked else phases.count("ready")
+        self.room += 0 if view.parked else phases.count("ready") * view.sequences
         (self.parked if view.parked else self.kept).append(view.task)
         if not view.parked and (view.phase != "alive" or not phases or any(p in _COMING for p in phases)):
             self.coming += 1
@@ -93,12 +95,14 @@ class Scaler:
             state, pool = states[name], self._pools[name]
             part = state.sequences / running if running else pool.replicas / self._replicas
             busy = bool(tokens * part or state.sequences or demand.waiting or demand.rows)
-            load = Load(tokens * part, demand.oldest, busy, state.coming)
+            # who waits for another length class or version needs no more of a pool that has room
+            oldest = demand.oldest if state.sequences >= _CROWDED * state.room else 0.0
+            load = Load(tokens * part, oldest, busy, state.coming)
             scaling.wanted = len(state.kept)  # a lost task may have been parked for want of budget
             changes += self._fit(name, state, scaling.decide(load, now, may_grow=may_grow))
         kept = sum(len(state.kept) for state in states.values())
         woken = sum(change.wake for change in changes)
-        if not may_grow or any(state.ready for state in states.values()):
+        if not may_grow or any(state.room for state in states.values()):
             self.asleep = False
         elif kept + woken - (len(changes) - woken) == 0:
             self.asleep = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
+import signal
 from pathlib import Path
 
 import click
@@ -37,11 +38,15 @@ def tunnel(name: str, via: str | None, port: int | None) -> None:
     Where this machine does not reach the head, ssh does: by way of --via, else straight to the head's machine.
     On a laptop that does not see the deployment's folder, --via is needed: the folder is then read there.
     """
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_run(name, via, port))
 
 
 async def _run(name: str, via: str | None, port: int | None) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # no ssh is left behind
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     remote: ways.Remote | None = None
     model, key = None, f"exahpc key {shlex.quote(name)}"
     try:

@@ -176,6 +176,16 @@ def test_load_belongs_to_the_pool_that_runs_it() -> None:
     assert world.wanted() == ["a/0", "b/0", "b/1", "b/2", "b/3"]
 
 
+def test_requests_that_wait_long_bring_more_of_the_pool_that_is_full_only() -> None:
+    world = World(deployment(pool("a", 8), pool("b", 8)))
+    for key in ("a/0", "b/0"):
+        world.hello(key)
+    world.runs("b/0", 8)
+    world.load(tokens=600, waiting=2, oldest=6.0)
+    world.tick()
+    assert world.wanted() == ["a/0", "b/0", "b/1"]
+
+
 def test_rows_of_a_batch_wake_replicas_too() -> None:
     world = World(deployment(pool("a", 8))).sleeping()
     world.policies.rows = 10

@@ -177,6 +177,11 @@ def test_an_ssh_that_ends_is_started_again(site: Site) -> None:
         os.kill(int(call.split()[0]), signal.SIGKILL)
         until("another ssh", lambda: len(site.calls()) == 2)
         until("the way stands again", lambda: ask(port) == "one:hi")
+        assert site.process is not None
+        site.process.terminate()
+        site.process.wait(30)
+        ssh = Path("/proc", site.calls()[1].split()[0])
+        until("no ssh is left behind", lambda: not ssh.exists())
         one.shutdown()
 
 
