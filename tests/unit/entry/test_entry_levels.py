@@ -164,7 +164,7 @@ def test_an_entry_of_the_head_has_no_node_of_its_own() -> None:
 # --- all together ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_nobody_is_chosen_while_somebody_better_is_open(data: st.DataObject) -> None:
     capacity = 10
