@@ -13,8 +13,8 @@ ENDINGS: tuple[Ending, ...] = ("done", "failed", "refused", "no room", "open")
 _NUMBERS: dict[Ending, int] = {ending: number for number, ending in enumerate(ENDINGS)}
 COLUMNS = ("arrived", "first", "between", "whole", "prompt", "new", "moved", "ending", "version")
 """first: seconds to the first token, negative when none came; between: from one token to the next on average,
-negative for fewer than two tokens; whole: to the end; moved: how often it was interrupted; ending, version: indices
-into ENDINGS and `versions`."""
+negative for fewer than two tokens; whole: to the end; moved: how often it was interrupted; ending, version: places
+in ENDINGS and `versions`."""
 
 
 class Client:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from exahpc.deployment.spec import Deployment
 from exahpc.lab.simulate.faults import Faults
@@ -11,14 +13,22 @@ from exahpc.lab.simulate.scenario import Scenario
 from exahpc.lab.simulate.world import World
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the lines that the product would log: what is decided stands in the report."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def simulate(deployment: Deployment, scenario: Scenario) -> Report:
     """The same deployment, scenario and seed give the same report. Raises ExahpcError for a recording that cannot
     be read."""
-    logging.disable()  # what is decided stands in the report
-    try:
+    with quiet():
         world = World(deployment, scenario)
         faults = Faults(world)
         world.run()
-    finally:
-        logging.disable(logging.NOTSET)
     return report(world, faults.notes)
