@@ -77,7 +77,7 @@ def compare(group: Sequence[Replica], keys: Health, room: int, now: float) -> li
     hot: list[tuple[float, Replica]] = []
     for replica, news in fresh:
         slower, worse = norm.slower(news, replica.told.token_rate), norm.worse(replica.bad)
-        warm = norm.size >= 2 and (slower >= (1 + keys.hot) / 2 or worse)
+        warm = slower >= (1 + keys.hot) / 2 or worse
         replica.note(hot=norm.size >= 3 and (slower >= keys.hot or worse), warm=warm, now=now)
         match replica.state:
             case "probing" if warm:

@@ -64,6 +64,15 @@ def test_a_request_that_runs_counts_with_its_latest_pace() -> None:
     assert made.service(0, 6.0).tbt == pytest.approx(1.02)
 
 
+def test_answers_of_one_token_say_nothing_about_the_time_between() -> None:
+    made = relay()
+    for number in range(3):
+        play(made, request(made, f"r{number}", 0.0, 1), [A], 1.0, 0.0)
+    assert made.service(0, 2.0).tbt == 0
+    play(made, request(made, "r", 0.0, 3), [A, B, A], 1.0, 0.1)
+    assert made.service(0, 2.0).tbt == 0.1
+
+
 def test_a_request_that_waits_in_vain_makes_the_figures_worse_before_anything_comes() -> None:
     made = relay()
     for number in range(2):

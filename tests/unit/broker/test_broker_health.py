@@ -195,6 +195,45 @@ def test_never_more_than_the_share_is_tripped_and_the_slowest_go_first() -> None
     assert [ward.state(number) for number in (0, 1)] == ["degraded", "degraded"]
 
 
+def test_the_share_is_of_the_whole_fleet_whatever_groups_there_are() -> None:
+    ward = Ward(16, Keys(window_requests=8, most_tripped=0.07))
+    for number in range(8, 16):
+        ward.health.up(f"a/{number}", "other", "traffic", f"n{number}")
+        ward.tell(number)
+    for _ in range(3):
+        ward.window({0: SLOW, 8: 2 * SLOW})
+    assert [ward.state(number) for number in (0, 8)] == ["tripped", "degraded"], "two at once"
+    for _ in range(3):
+        ward.window({0: SLOW, 8: 2 * SLOW})
+    assert ward.state(8) == "degraded", "one after the other"
+
+
+def test_the_share_is_of_each_group_too() -> None:
+    ward = Ward(40)
+    for number in range(5):
+        ward.health.up(f"a/{number}", "other", "traffic", f"n{number}")
+        ward.tell(number)
+    for _ in range(3):
+        ward.window({0: SLOW})
+    for _ in range(3):
+        ward.window({1: SLOW})
+    assert [ward.state(number) for number in (0, 1)] == ["tripped", "degraded"]
+
+
+def test_a_restarted_replica_that_is_ready_again_makes_room_for_others() -> None:
+    ward = tripped(Keys(window_requests=8, rest_seconds=30.0, most_tripped=0.0), hand_back=False)
+    ward.tell(0, incarnation=2, phase="loading", tokens=0, service=Service())
+    for _ in range(3):
+        for number in range(1, 8):
+            ward.tell(number, SLOW if number == 1 else FAST)
+        ward.now += 5
+        ward.orders += ward.health.tick(ward.now)
+    assert ward.state(1) == "degraded", "the one that loads is not back yet"
+    for _ in range(3):
+        ward.window({1: SLOW})
+    assert ward.state(1) == "tripped"
+
+
 def test_one_replica_may_always_be_tripped_but_not_the_last_of_its_group() -> None:
     ward = Ward(3, Keys(window_requests=8, most_tripped=0.0))
     for _ in range(4):
@@ -313,6 +352,31 @@ def test_a_replica_that_fails_its_probes_rests_twice_as_long(ill: str) -> None:
     assert ward.pass_time(2 * KEYS.rest_seconds - 1) == []
     ward.pass_time(1)
     assert ward.state(0) == "probing"
+
+
+def test_what_ended_badly_before_the_rest_was_over_does_not_count_as_a_probe() -> None:
+    ward = tripped(Keys(window_requests=20, rest_seconds=KEYS.rest_seconds))
+    old = ward.states[0].service
+    ward.tell(0, service=Service(old.served + 4, 0, old.odd + 4, 0.1, FAST, 8))
+    ward.pass_time(KEYS.rest_seconds)
+    old = ward.states[0].service
+    ward.tell(0, service=Service(old.served + 3, 0, old.odd, 0.1, FAST, 3))
+    ward.pass_time(5)
+    assert ward.state(0) == "healthy"
+
+
+def test_bad_answers_of_a_new_incarnation_count_from_its_first_one_on() -> None:
+    ward = Ward(8)
+    ward.window()
+    ward.tell(0, incarnation=2, tokens=0, service=Service())
+    for _ in range(KEYS.windows):
+        for number in range(1, 8):
+            ward.tell(number)
+        old = ward.states[0].service
+        ward.tell(0, service=Service(old.served + 3, 0, old.odd + 3, 0.1, FAST, 3))
+        ward.now += 5
+        ward.orders += ward.health.tick(ward.now)
+    assert ward.state(0) == "tripped"
 
 
 def fail_probe(ward: Ward, after: float) -> list[Order]:
@@ -485,6 +549,26 @@ def test_when_half_of_the_fleet_is_silent_nothing_is_done() -> None:
     assert not any("look at the network" in note for note in ward.health.notes())
     ward.pass_time(60)
     assert all(ward.state(number) == "healthy" for number in range(32)), ward.orders[before:]
+
+
+def test_who_waits_for_a_restart_is_not_restarted_when_half_of_the_fleet_falls_silent() -> None:
+    ward = Ward(64)
+    for number in range(20):
+        ward.tell(number, **silent(10.0))
+    for number in range(20, 50):
+        ward.tell(number, **silent(10.0))
+    given = sum(isinstance(order, Restart) for order in ward.orders)
+    ward.pass_time(15)
+    assert sum(isinstance(order, Restart) for order in ward.orders) == given
+
+
+def test_silent_replicas_whose_agents_are_gone_do_not_make_half_of_the_fleet() -> None:
+    ward = Ward(12)
+    for number in range(7):
+        ward.tell(number, **silent(9.0))
+    for number in range(6):
+        ward.health.down(f"a/{number}")
+    assert kinds(ward.tell(6, **silent(10.0)))[-1] is Restart
 
 
 def test_the_silence_of_an_agent_says_nothing_about_its_replicas() -> None:
