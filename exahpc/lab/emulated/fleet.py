@@ -38,6 +38,7 @@ from exahpc.wire.folder import Folder
 from exahpc.wire.messages import (
     AgentGone,
     AgentHello,
+    Busy,
     Cancel,
     DrainAgent,
     Frames,
@@ -168,9 +169,8 @@ class EmulatedAgent:
         now = self._loop.time()
         match message:
             case Submit(slot=slot):
-                if self._core.draining:
-                    return
-                answer = self._requests.submit(peer, message, now)
+                busy = peer, Busy(message.request, message.attempt)
+                answer = busy if self._core.draining else self._requests.submit(peer, message, now)
                 if answer is not None:
                     self._entries.send(*answer)
                 self._arm(slot)

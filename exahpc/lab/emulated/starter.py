@@ -41,7 +41,17 @@ class EmulatedStarter(Starter):
         """Raises DeploymentError when the deployment is not labelled."""
         require_label(deployment)
         super().__init__(folder, deployment, pool, task, version)
-        self._host = Host(folder, pool.name, latency, folder.logs(f"{pool.name}-{task}", "emulated.log"))
+        self._latency = latency
+        self._lock = Lock()
+        self._host: Host | None = None
+
+    def _living_host(self) -> Host:
+        """Slots are started in threads side by side; the first one starts the process, also after it died."""
+        with self._lock:
+            if self._host is None or self._host.dead:
+                log = self._folder.logs(f"{self._pool.name}-{self._task}", "emulated.log")
+                self._host = Host(self._folder, self._pool.name, self._latency, log)
+            return self._host
 
     @property
     def node(self) -> str:
@@ -53,17 +63,18 @@ class EmulatedStarter(Starter):
     def start(self, slot: int) -> Step:
         incarnation = self._folder.claim_incarnation(self._pool.name, str(slot))
         listen = socket_path(self.runtime, self._pool.name, slot, incarnation)
+        host = self._living_host()
         record = StepRecord(
             pool=self._pool.name,
             slot=slot,
             incarnation=incarnation,
-            pid=self._host.pid,
+            pid=host.pid,
             started=0,
             socket=str(listen),
             log=os.devnull,
             deployment=LABEL,
         )
-        return EmulatedStep(record, self._host)
+        return EmulatedStep(record, host)
 
 
 class Host:
@@ -83,6 +94,10 @@ class Host:
         self._ends: dict[tuple[int, int], Callable[[Verdict], None]] = {}
         self._said = b""
         self._listening = False
+
+    @property
+    def dead(self) -> bool:
+        return self._process.poll() is not None
 
     def tell(self, command: Command) -> None:
         """Raises OSError when the process has died."""
@@ -136,7 +151,7 @@ class EmulatedStep(Step):
         self._host.watch(self.record.slot, self.record.incarnation, ended)
 
     def kill(self) -> None:
-        if not self.ended:
+        if not self.ended and not self._host.dead:
             self._host.tell(Kill(self.record.slot, self.record.incarnation))
 
     def mark_ready(self) -> None:
