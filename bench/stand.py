@@ -66,8 +66,9 @@ class Process:
 
     @property
     def children(self) -> list[int]:
-        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        """Of all its threads."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
 
     def check(self) -> None:
         """Raises SystemExit with the end of its log when it has ended."""

@@ -88,10 +88,11 @@ def test_requests_restarts_and_drains_are_those_of_a_real_agent_and_the_label_sh
 def test_when_the_process_of_the_replicas_dies_all_are_lost_and_come_back(tmp_path: Path) -> None:
     async def story(head: Head, agent: subprocess.Popen[bytes]) -> None:
         before = {slot: state.incarnation for slot, state in head.states.items()}
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        tasks = Path(f"/proc/{agent.pid}/task").glob("*/children")  # whichever thread started it
+        (child,) = [int(pid) for task in tasks for pid in task.read_text().split()]
         submit(head, "r", 0, 400)
         await head.until("its first token", lambda: head.frames("r"))
-        os.kill(int(children[0]), 9)
+        os.kill(child, 9)
         failed: Any = await head.ending("r")
         assert (failed.retry, failed.own_exit) == (True, False)
         await head.until("next lives", lambda: all(s.incarnation > before[n] for n, s in head.states.items()))
