@@ -90,7 +90,7 @@ def main(seconds: float, repeats: int) -> None:
         packages=common.versions("exahpc", "uvloop", "pyzmq", "msgspec", "httptools", "tokenizers"),
         notes=(
             "replicas are EMULATED; broker, entry, agents with relay and tokenizer, and all links are real",
-            f"a node: {PER_TASK} replicas, {RATE:g} requests/s by chance, 64 tokens in, {NEW_TOKENS} out, streamed",
+            f"a node: {PER_TASK} replicas, {RATE:g} requests/s by chance, 64 tokens in and {NEW_TOKENS} out",
             "one entry for all nodes; client, emulated replicas and the rest share these cores: above what they "
             "hold together the efficiency says more about the machine than about us",
             "docs/explanation/scaling.md goes on from these numbers to 256 nodes",
