@@ -162,6 +162,8 @@ class Server:
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._on_message, self._on_garbage = on_message, on_garbage
+        self._last: Message | None = None
+        self._body = b""
         self._guard = zmq.auth.thread.ThreadAuthenticator(ctx)
         self._guard.start()
         self._guard.configure_curve_callback(domain=_DOMAIN, credentials_provider=_Members(key.public))
@@ -197,11 +199,13 @@ class Server:
         self._on_message(peer, message)
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """False when the peer is gone (or its buffer is full, which is treated alike)."""
-        body = self._encode(message)
+        """False when the peer is gone (or its buffer is full, which is treated alike). What goes to many peers,
+        one after the other, is encoded once."""
+        if message is not self._last:
+            self._last, self._body = message, self._encode(message)
         try:
             self._sock.send(peer, _NOW_AND_MORE)
-            self._sock.send(body, _NOW)
+            self._sock.send(self._body, _NOW)
         except zmq.ZMQError:
             return False
         self._pump.look()
