@@ -85,6 +85,8 @@ class Fleet:
         agent = self._roster.current.get(view.key)
         if agent is None:
             return
+        if view.leaving:
+            agent = self._roster.leaving[view.key] = Member(agent.key, agent.pool, agent.task, role="leaving")
         agent.incarnation, agent.node, agent.job = view.incarnation, view.node, view.job
         agent.parked, agent.version, agent.until = view.parked, view.version, view.until
         if view.phase in ("alive", "expected"):
@@ -229,9 +231,8 @@ class Fleet:
         if now >= self._deaf_until:
             for agent in self._roster.silent(now - silence):
                 actions += self._leave(agent, "lost", f"no beat for {now - agent.heard:.0f} s", now)
-        if self._roster.expected and now >= self._carry_until:
-            for key in sorted(self._roster.expected):
-                agent = self._roster.current[key]
+        if now >= self._carry_until:
+            for agent in self._roster.still_expected():
                 actions += self._leave(agent, "lost", "not heard since the broker's restart", now)
         return actions
 
@@ -386,9 +387,9 @@ class Fleet:
             return self._lapse(agent, why)
         agent.route, self._dirty = None, True
         if agent.role == "leaving":
-            if phase == "gone":
+            if agent.peer is None:
                 self._roster.dismiss(agent)
-            return []
+            return [Changed(agent.view(), None)]
         return [Down(agent.key, why), Changed(agent.view(), None), *self._settle(agent.key, now)]
 
     def _lapse(self, agent: Member, why: str) -> list[FleetAction]:
@@ -414,6 +415,7 @@ class Fleet:
         return [
             *actions,
             Retired(key, old.job),
+            *([Changed(old.view(), old.route)] if old.route is not None else []),
             Up(new.view(), new.peer, (), True),
             Changed(new.view(), new.route),
         ]
@@ -425,4 +427,4 @@ class Fleet:
         if route == agent.route:
             return []
         agent.route, self._dirty = route, True
-        return [Changed(agent.view(), route)] if agent.role == "current" else []
+        return [Changed(agent.view(), route)]

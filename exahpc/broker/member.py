@@ -60,6 +60,7 @@ class Member:
             reason=self.reason,
             handed_back=self.handed_back,
             parked=self.parked,
+            leaving=self.role == "leaving",
             version=self.version,
             until=self.until,
             sequences=self.capacity,

@@ -34,7 +34,7 @@ class Started(Record, frozen=True):
 
 
 class Agent(Record, frozen=True):
-    """What is known of a task's current agent."""
+    """What is known of a task's current agent, or of the one that is leaving it."""
 
     key: str
     pool: str
@@ -47,6 +47,7 @@ class Agent(Record, frozen=True):
     handed_back: bool
     route: AgentRoute | None
     parked: bool = False
+    leaving: bool = False
     version: str = ""
     until: float = 0.0
 
@@ -65,6 +66,7 @@ class Agent(Record, frozen=True):
             handed_back=view.handed_back,
             route=route,
             parked=view.parked,
+            leaving=view.leaving,
             version=view.version,
             until=view.until,
         )
@@ -82,6 +84,7 @@ class Agent(Record, frozen=True):
             reason=self.reason,
             handed_back=self.handed_back,
             parked=self.parked,
+            leaving=self.leaving,
             version=self.version,
             until=self.until,
         )
@@ -167,6 +170,7 @@ class Memory:
     jobs whose task was resubmitted or succeeded (both with the time); heirs: successors that are under way."""
 
     agents: dict[str, Agent] = field(default_factory=dict)
+    leaving: dict[str, Agent] = field(default_factory=dict)
     history: dict[str, list[tuple[float, Kind]]] = field(default_factory=dict)
     open: dict[str, Begun] = field(default_factory=dict)
     placed: dict[str, str] = field(default_factory=dict)
@@ -183,6 +187,10 @@ class Memory:
         match record:
             case Started():
                 pass
+            case Agent(leaving=True):
+                self.leaving[record.key] = record
+                if record.phase != "alive":
+                    del self.leaving[record.key]
             case Agent():
                 self.agents[record.key] = record
                 if record.phase == "alive" and record.job and record.job not in self.replaced:
@@ -232,6 +240,7 @@ class Memory:
         since = now - REMEMBER_SECONDS
         yield from (Replaced(at=at, job=job) for job, at in self.replaced.items() if at >= since)
         yield from self.agents.values()
+        yield from self.leaving.values()
         # after the agents: a resubmitted task lives elsewhere than where its agent was last seen
         for key, job in self.placed.items():
             yield Ended(at=now, key=key, kind="resubmit", job=job, error="")
@@ -258,4 +267,5 @@ class Memory:
 
     def carried(self) -> list[tuple[AgentView, AgentRoute | None]]:
         """What `Fleet` begins with."""
-        return [(agent.view(), agent.route) for agent in self.agents.values()]
+        agents = [*self.agents.values(), *self.leaving.values()]
+        return [(agent.view(), agent.route) for agent in agents]

@@ -93,6 +93,11 @@ class Roster:
         """The current agent first."""
         return [m for book in (self.current, self.next, self.leaving) if (m := book.get(key)) is not None]
 
+    def still_expected(self) -> list[Member]:
+        """Those of an earlier broker that were not heard yet."""
+        leaving = [member for member in self.leaving.values() if member.phase == "expected"]
+        return [*(self.current[key] for key in sorted(self.expected)), *leaving]
+
     def silent(self, before: float) -> Iterator[Member]:
         """Alive ones that were not heard since. Each must leave the books before the next is asked for."""
         while self._heard:

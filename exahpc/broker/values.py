@@ -18,7 +18,8 @@ class AgentView:
     """One array task as the fleet knows it. since: when the phase began; job: "<array>_<task>" or "".
 
     reason: why it is gone; handed_back: it asked Slurm itself to run the task again; parked: the task is not
-    wanted now; version, until: see AgentHello; sequences: those that each of its replicas runs at once.
+    wanted now; leaving: its task has another agent, and it drains; version, until: see AgentHello; sequences:
+    those that each of its replicas runs at once.
     """
 
     key: str
@@ -32,6 +33,7 @@ class AgentView:
     reason: str = ""
     handed_back: bool = False
     parked: bool = False
+    leaving: bool = False
     until: float = 0.0
     version: str = ""
     sequences: int = 0

@@ -87,13 +87,13 @@ def test_the_task_is_handed_over_when_the_successor_serves_as_much() -> None:
     assert routes(fleet) == {(0, 1): 2}
     actions = fleet.beat(NEW, beat("ready", 2, (1,)), 30.0)
     assert drains(actions) == [(OLD, DRAIN, False)], "it drains, and is not to be run again"
-    assert [type(a) for a in actions if not isinstance(a, Tell)] == [Loaded, Down, Retired, Up, Changed]
+    assert [type(a) for a in actions if not isinstance(a, Tell)] == [Loaded, Down, Retired, Changed, Up, Changed]
     assert of(Loaded, actions)[0].seconds == 20.0
     assert of(Retired, actions) == [Retired("a/0", "1_0")]
-    assert of(Changed, actions)[0].view.job == "2_0"
+    assert of(Changed, actions)[-1].view.job == "2_0"
     assert routes(fleet) == {(0, 1): 0, (0, 2): 2}, "what runs on the old one is not lost"
     assert fleet.key_of(NEW) == "a/0"
-    assert fleet.gone(OLD, m.AgentGone("drained", False), 40.0) == []
+    assert [type(a) for a in fleet.gone(OLD, m.AgentGone("drained", False), 40.0)] == [Changed]
     assert routes(fleet) == {(0, 2): 2}
     assert fleet.alive == 1
 
@@ -198,6 +198,31 @@ def test_a_restarted_broker_holds_the_successor_until_it_has_heard_the_current_a
         actions += fleet.tick(float(second))
     assert of(Up, actions)
     assert routes(fleet) == {(0, 2): 2}
+
+
+def test_a_restarted_broker_keeps_the_place_of_an_agent_that_leaves() -> None:
+    first = Fleet(deployment(), 1, 0.0)
+    actions: list[Any] = first.hello(OLD, hello("1", 1), 0.0) + first.hello(NEW, hello("2", 2), 10.0)
+
+    def restarted() -> Fleet:
+        memory = Memory()
+        for change in of(Changed, actions):
+            memory.apply(Agent.of(change.view, change.route, 0.0))
+        again = Memory()
+        for record in memory.records(20.0):
+            again.apply(record)
+        return Fleet(deployment(), 2, 20.0, again.carried(), ["1_0"])
+
+    fleet = restarted()
+    assert routes(fleet) == routes(first) == {(0, 1): 0, (0, 2): 2}
+    fleet.hello(b"a", hello("1", 1, "draining"), 21.0)
+    assert routes(fleet) == {(0, 1): 0, (0, 2): 2}
+    fleet = restarted()
+    for second in range(20, 42):
+        fleet.tick(float(second))
+    assert routes(fleet) == {}, "neither was heard"
+    actions += first.gone(OLD, m.AgentGone("drained", False), 30.0)
+    assert routes(restarted()) == {(0, 2): 2}
 
 
 # --- parked tasks --------------------------------------------------------------------------------------------
