@@ -3,12 +3,15 @@
 Room is sequences and KV tokens. A newcomer must fit whole beside what the running sequences are expected to
 hold in the end: most answers stop long before the most that they may generate. When too many do not, the replica
 lets the latest give way for a while (see `replica.batching`); nothing is lost but their time.
+
+Batch rows take no room from online requests: where a row stands, an online request starts at once, and the replica
+lets the row give way.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
@@ -32,6 +35,7 @@ class Capacity:
         self.hello = hello
         self.meter = meter
         self.running: dict[int, Choice] = {}
+        self._online = 0  # of those that run
         self.online: deque[Choice] = deque()
         self.rows: deque[Choice] = deque()
         self.alone: set[Choice] = set()
@@ -41,39 +45,40 @@ class Capacity:
     @property
     def full(self) -> bool:
         """Whether a further online request would have to wait."""
-        return bool(self.online) or bool(self.alone) or len(self.running) >= self.hello.sequences
+        return bool(self.online) or bool(self.alone) or self._online >= self.hello.sequences
 
     def fits(self, need: int) -> bool:
-        """Room for a sequence of `need` tokens now."""
-        return len(self.running) < self.hello.sequences and self._expected() + need <= self.hello.tokens
+        """Room for an online sequence of `need` tokens now."""
+        if self._online >= self.hello.sequences:
+            return False
+        return self._expected(c for c in self.running.values() if not c.job.row) + need <= self.hello.tokens
 
     @property
     def load(self) -> Load:
         """For the entries. A running sequence holds its prompt from the start, and its tokens as they come. A
-        replica that is emptied for one request has no place for another."""
+        replica that is emptied for one request has no place for another; batch rows give way to requests."""
         if not self.running and not self.outstanding:
             return Load(self.hello.slot, 0)
-        running = self.running.values()
-        sequences = len(running) + len(self.online) + len(self.rows)
+        held = sum(c.need - c.left + c.prefill for c in self.running.values() if not c.job.row)
+        sequences = self._online + len(self.online)
         if self.alone:
             sequences = max(sequences, self.hello.sequences)
-        held = sum(choice.need - choice.left + choice.prefill for choice in running)
         return Load(self.hello.slot, self.outstanding, sequences, min(1.0, held / self.hello.tokens))
 
-    def _expected(self) -> int:
-        """KV tokens of the running sequences: what they hold, and a share of what they may still generate."""
-        return sum(c.need - int((1 - EXPECTED) * (c.left - c.prefill)) for c in self.running.values())
+    @staticmethod
+    def _expected(running: Iterable[Choice]) -> int:
+        """KV tokens of these sequences: what they hold, and a share of what they may still generate."""
+        return sum(c.need - int((1 - EXPECTED) * (c.left - c.prefill)) for c in running)
 
     def _fits_row(self, choice: Choice, now: float) -> bool:
-        need = choice.need
-        if choice.job.alone:  # online requests are refused for its sake: it must not wait for them in turn
-            return self.fits(need)
-        if now - self.refused < ONLINE_FIRST_SECONDS or not self.fits(need):
+        if now - self.refused < ONLINE_FIRST_SECONDS and not choice.job.alone:
             return False
         if not self.running:
             return True
+        if len(self.running) >= self._row_places:
+            return False
         kept = self.hello.tokens // _HEADROOM if self.hello.sequences >= _HEADROOM else 0
-        return len(self.running) < self._row_places and self._expected() + need <= self.hello.tokens - kept
+        return self._expected(self.running.values()) + choice.need <= self.hello.tokens - kept
 
     @property
     def _row_places(self) -> int:
@@ -115,6 +120,7 @@ class Capacity:
         """Give a place to a choice that waited."""
         choice.sequence = sequence
         self.running[sequence] = choice
+        self._online += not choice.job.row
 
     def leave(self, choice: Choice) -> bool:
         """Forget a choice that ran or waited. True when the replica runs it."""
@@ -123,6 +129,7 @@ class Capacity:
         self.alone.discard(choice)
         if choice.sequence in self.running:
             del self.running[choice.sequence]
+            self._online -= not choice.job.row
             return True
         queue = self.rows if choice.job.row else self.online
         if choice in queue:

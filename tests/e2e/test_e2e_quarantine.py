@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import tempfile
@@ -25,7 +24,7 @@ dtype = "float32"
 context = 2048
 [[pool]]
 name = "a"
-replicas = 2
+replicas = 1
 max_sequences = 4
 [head]
 entries = 1
@@ -35,7 +34,7 @@ restarts = 20
 [launcher]
 kind = "local"
 """
-WAIT = 120.0
+WAIT = 90.0
 
 
 @pytest.fixture
@@ -72,36 +71,38 @@ class Stream:
 
 
 def crash(live: Live) -> None:
-    """What a defect of a kernel does, here by hand: every replica ends with a segmentation fault."""
-    for line in processes_of(live.folder.path):
-        if "-m exahpc.replica" in line and "mpirun" not in line:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(line.split()[0]), signal.SIGSEGV)
+    """What a defect of a kernel does, here by hand: the replica ends with a segmentation fault."""
+    (rank,) = [p for p in processes_of(live.folder.path) if "-m exahpc.replica" in p and "mpirun" not in p]
+    os.kill(int(rank.split()[0]), signal.SIGSEGV)
+
+
+def run_again(*streams: Stream) -> None:
+    """Wait until they have clearly gone on from where they are: some text may still be on its way."""
+    marks = [len(stream.text) + 30 for stream in streams]
+    until(
+        "they run again",
+        lambda: all(s.error or len(s.text) > mark for s, mark in zip(streams, marks, strict=True)),
+        WAIT,
+        0.01,
+    )
+    assert not any(stream.error for stream in streams)
 
 
 def test_a_request_that_crashes_replicas_is_quarantined_and_its_neighbours_are_answered(crashing: Live) -> None:
     live = crashing
     innocents = [Stream(live, f"innocent {n}", 1000) for n in range(2)]
     killer = Stream(live, "killer", 1900)
-    streams = [*innocents, killer]
     for _ in range(2):
-        marks = [len(s.text) for s in streams]
-        until(
-            "all run again",
-            lambda marks=marks: all(len(s.text) > mark for s, mark in zip(streams, marks, strict=True)),
-            WAIT,
-            0.01,
-        )
+        run_again(*innocents, killer)
         crash(live)
-    mark = len(killer.text)
-    until("the killer runs again, alone now", lambda: len(killer.text) > mark or killer.error, WAIT, 0.01)
+    run_again(killer)  # alone now
     crash(live)
-    for stream in streams:
+    for stream in (*innocents, killer):
         stream.thread.join(WAIT)
         assert not stream.thread.is_alive()
     error = killer.error
     assert isinstance(error, openai.APIError)
     assert error.code == "quarantined", error
-    assert str(error).count("replica") >= 4
+    assert str(error).count("replica 0 ended by itself") == 3
     assert [s.error for s in innocents] == [None, None]
     assert [s.text for s in innocents] == [live.stream(f"innocent {n}", 1000) for n in range(2)]

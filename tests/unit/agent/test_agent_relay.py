@@ -254,6 +254,14 @@ def test_outstanding_tokens_fall_by_the_prompt_then_one_by_one() -> None:
     assert made.room() == [Load(0, 0)]
 
 
+def test_batch_rows_are_work_but_take_no_room() -> None:
+    made = relay()
+    made.row("k", "completion", BODY, 5, 0, 0.0)
+    (load,) = made.room()
+    assert load.tokens > 0
+    assert (load.sequences, load.kv) == (0, 0.0)
+
+
 # --- what clients get -----------------------------------------------------------------------------------------
 
 
@@ -476,6 +484,7 @@ def test_replicas_hear_before_peers() -> None:
 
 # --- batch rows -----------------------------------------------------------------------------------------------
 
+LONG = {"model": "m", "prompt": "hi", "max_tokens": 60}
 BODY = b'{"model":"m","prompt":"hi","max_tokens":8,"stream":true}'
 
 
@@ -510,14 +519,37 @@ def test_rows_leave_places_to_online_requests_and_wait_behind_them() -> None:
         assert admits(made.row(f"k{number}", "completion", BODY, 5, 0, 0))
     assert made.free(0) == 0
     assert made.row("late", "completion", BODY, 5, 0, 0) == []
-    (online,) = admits(made.submit(P, submit(), 0))
+    for number in range(8):
+        (online,) = admits(made.submit(P, submit(f"r{number}"), 0))
+        assert not online.batch
     assert told(made.submit(P, submit("more"), 0.5), Busy)
-    assert made.tokens(0, Tokens([], [(k, "stop") for k in (1, 2, 3)]), 0.6)
+    assert made.tokens(0, Tokens([], [(k, "stop") for k in (*range(1, 8), 8)]), 0.6)
     assert made.free(0) == 0, "what comes free is for the one who was refused"
     assert admits(made.submit(P, submit("more"), 0.7))
+    assert admits(made.tokens(0, Tokens([], [(9, "stop"), (10, "stop")]), 0.8)) == []
     assert admits(made.flush(1.0)) == []
     assert len(admits(made.flush(2.0))) == 1
-    assert not online.batch
+
+
+def test_a_replica_full_of_rows_has_room_for_online_requests_as_if_it_was_empty() -> None:
+    """The replica lets the rows give way."""
+    made = relay(sequences=2, kv=128)
+    for number in range(2):
+        assert admits(made.row(f"k{number}", "completion", json.dumps(LONG).encode(), 5, 0, 0))
+    assert all(admits(made.submit(P, submit(name, max_tokens=50), 0.0)) for name in "ab")
+    assert told(made.submit(P, submit("c"), 0.0), Busy)
+
+
+@pytest.mark.parametrize("online", [0, 1])
+def test_rows_and_requests_of_two_pools_do_not_take_each_others_room(online: int) -> None:
+    """Each replica judges by itself: rows may fill the one whose pool is quiet, and wait in the other."""
+    made = relay(sequences=2)
+    made.replica_up(ReplicaHello("other", 1, 3, 2, 256, CONTEXT, ""))
+    for name in "ab":
+        assert admits(made.submit(P, submit(name, slot=online, incarnation=(7, 3)[online]), 0.0))
+    assert (made.free(online), made.free(1 - online)) == (0, 2)
+    assert made.row("k", "completion", BODY, 5, online, 0.0) == []
+    assert admits(made.row("l", "completion", BODY, 5, 1 - online, 0.0))
 
 
 def test_a_row_on_a_lost_replica_is_lost_with_the_reason() -> None:

@@ -94,8 +94,10 @@ class Replica:
         wanted = message.sampling.prompt_logprobs >= 0
         assert not (wanted and message.position), "the client has those of the prompt"
         self.unscored[message.sequence] = list(range(1, len(message.ids) - message.position)) if wanted else []
-        assert len(self.running) <= SEQUENCES
-        assert sum(len(a.ids) + a.new for a in self.running.values()) <= KV
+        for row in (False, True):  # rows give way to online requests, so neither takes the other's room
+            like = [a for a in self.running.values() if a.batch == row]
+            assert len(like) <= SEQUENCES
+            assert sum(len(a.ids) + a.new for a in like) <= KV
         assert all(len(a.ids) + a.new <= CONTEXT for a in self.running.values())
 
     def step(self, failing: int | None = None) -> Tokens:
