@@ -99,8 +99,8 @@ class Moving:
         self._tasks.update((key, _Away(seen=True)) for key in keys)
 
     def settle(self, tasks: Sequence[Task], wanted: Callable[[str], str], late: float | None, now: float) -> str:
-        """Forget those that serve what is wanted of them, are not wanted any more, or are too late; why the last of
-        the latter was, or "". tasks: all that are wanted; late: `rollout.seconds` when they are over, else None."""
+        """Forget those that serve what is wanted of them, are not wanted now, or are too late; why the last of
+        these was, or "". tasks: all that are wanted; late: `rollout.seconds` when they are over, else None."""
         why = ""
         for key in self._tasks.keys() - {task.key for task in tasks}:
             del self._tasks[key]
