@@ -92,7 +92,7 @@ class Replica:
         self._count()
 
     def report(self, load: Load, now: float) -> None:
-        """What its agent says of it, for all entries and batch rows together."""
+        """What its agent says of it, for all entries together."""
         self.others = max(0, load.tokens - self.tokens)
         self.crowd = max(0, load.sequences - self.sequences)
         self.kv, self.others_until = load.kv, now + REPORT_SECONDS

@@ -121,10 +121,10 @@ class Busy(Message, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """What one replica has to do, for all entries and batch rows together.
+    """What one replica has to do, for all entries together.
 
-    tokens: still to be prefilled or generated; sequences: those that run or wait; kv: share (0..1) of its KV cache
-    that running sequences hold.
+    tokens: still to be prefilled or generated, those of batch rows too; sequences: those of requests that run or
+    wait; kv: share (0..1) of its KV cache that these hold. Batch rows give way, so neither counts theirs.
     """
 
     slot: int
