@@ -6,6 +6,7 @@ What the product's shell does between messages (sockets, tokenizer, text) takes 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,14 +91,15 @@ class Host:
         self.alive = True
         self.links: dict[Gateway, Agent] = {}
         self.steps = {step.slot: step for step in steps}
-        self.relay = Relay(world.timeline, version, world.versions[version], world.random.random)
+        self.relay = Relay(world.timeline, version, world.versions[version], world.random.random, self._stirred)
         self.peer: bytes | None = None
         recovery = self._deployment.recovery
         self.core = AgentCore(place.pool.slots_of_task(place.task), recovery, version=version)
         self._events: deque[events.Event] = deque()
         self._handling = self._telling = self._ticking = False
         self._busy: frozenset[int] = frozenset()
-        self._room: list[Load] = []
+        self._room: dict[int, Load] = {}  # as told
+        self._room_due = math.inf
         self._room_at = 0.0
         for step in steps:
             self.emit(events.Adopted(step.slot, step.incarnation, step.ready))
@@ -106,7 +108,6 @@ class Host:
         self._timeline.after(0.0, self.greet)
         draw = world.random.random
         self._timeline.after(recovery.beat_seconds * draw(), self._beat_and_again)
-        self._timeline.after(world.scenario.machine.room_seconds * draw(), self._tell_room)
 
     # --- the core --------------------------------------------------------------------------------------------
 
@@ -305,8 +306,9 @@ class Host:
                 self.emit(events.Moved(slot, number, tokens))
             free = batch.kv_tokens - batch.kv
             self.emit(events.Beat(slot, number, batch.running, batch.waiting, free, int(batch.steps)))
-        self._busy = frozenset(found)
-        self.emit(events.Tick(self._busy))
+        if found or self._busy or self._ticking:
+            self._busy = frozenset(found)
+            self.emit(events.Tick(self._busy))
 
     def fuss(self) -> None:
         """Something is unusual: look often until it is over."""
@@ -323,16 +325,26 @@ class Host:
         if self._ticking:
             self._timeline.after(TICK, self._tick)
 
-    def _tell_room(self) -> None:
-        """As `agent.entries.Entries.tell_room`, at a coarser pace."""
-        if not self.alive:
+    def _stirred(self) -> None:
+        """The load of a replica has changed."""
+        self._plan_room(self._timeline.now + self._world.scenario.machine.room_seconds)
+
+    def _plan_room(self, when: float) -> None:
+        if when < self._room_due:
+            self._room_due = when
+            self._timeline.at(when, self._tell_room, when)
+
+    def _tell_room(self, due: float) -> None:
+        """As `agent.entries.Entries.tell_room`, at a coarser pace; replicas that stay idle are left out."""
+        if due != self._room_due or not self.alive:
             return
-        self._timeline.after(self._world.scenario.machine.room_seconds, self._tell_room)
-        now, relay = self._timeline.now, self.relay
-        if relay.stirred or (self._busy and now - self._room_at >= STEADY_SECONDS):
-            relay.stirred = False
-            loads = relay.loads()
-            if now - self._room_at >= STEADY_SECONDS or worth_telling(self._room, loads):
-                self._room, self._room_at = loads, now
-                for gateway, agent in self.links.items():
-                    gateway.room(agent, loads)
+        self._room_due = math.inf
+        now, loads = self._timeline.now, self.relay.loads()
+        busy = any(load.tokens for load in loads)
+        before = [self._room.get(load.slot, Load(load.slot, 0)) for load in loads]
+        if (busy and now - self._room_at >= STEADY_SECONDS) or worth_telling(before, loads):
+            self._room, self._room_at = {load.slot: load for load in loads}, now
+            for gateway, agent in self.links.items():
+                gateway.room(agent, loads)
+        if busy:
+            self._plan_room(max(self._room_at + STEADY_SECONDS, now + TICK))

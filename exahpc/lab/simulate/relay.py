@@ -27,16 +27,26 @@ PROGRESS = 5.0
 
 
 class Relay:
-    """replicas: that serve, by slot; draining: nothing new; touched: slots whose books changed since somebody
-    cleared it; stirred: the same of any."""
+    """replicas: that serve, by slot; draining: nothing new; touched, stirred: slots whose load changed since
+    the last beat, and since the last look at loads."""
 
-    def __init__(self, timeline: Timeline, version: str, quality: Rollout, draw: Callable[[], float]) -> None:
-        """version: of the deployment that they serve; quality: what is wrong with it."""
+    def __init__(
+        self,
+        timeline: Timeline,
+        version: str,
+        quality: Rollout,
+        draw: Callable[[], float],
+        stir: Callable[[], None],
+    ) -> None:
+        """version: of the deployment that they serve; quality: what is wrong with it; stir: called when a load has
+        changed."""
+        self._stir = stir
         self._timeline = timeline
         self._version, self._fails, self._odd, self._draw = version, quality.fails, quality.odd, draw
         self.replicas: dict[int, Replica] = {}
-        self.draining = self.stirred = False
+        self.draining = False
         self.touched: set[int] = set()
+        self.stirred: set[int] = set()
         self._sequence = 0
         self._works: dict[str, Work] = {}  # request ids are unique in a simulation
 
@@ -63,8 +73,7 @@ class Relay:
         self._works[message.request] = work
         client.version = client.version or self._version
         replica.admit(work, self._sequence, now)
-        self.touched.add(replica.slot)
-        self.stirred = True
+        self._changed(replica.slot)
         self._plan(replica)
 
     def cancel(self, request: str) -> None:
@@ -137,7 +146,19 @@ class Relay:
         return found
 
     def loads(self) -> list[Load]:
-        return [replica.load for _, replica in sorted(self.replicas.items())]
+        """Of replicas that have work, or had some when this was last asked."""
+        stirred, self.stirred = self.stirred, set()
+        return [
+            replica.load
+            for slot, replica in sorted(self.replicas.items())
+            if slot in stirred or replica.capacity.running
+        ]
+
+    def _changed(self, slot: int) -> None:
+        self.touched.add(slot)
+        if slot not in self.stirred:
+            self.stirred.add(slot)
+            self._stir()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -180,8 +201,7 @@ class Relay:
         work.count = work.new
         del self._works[work.request]
         replica.ended(work, now)
-        self.touched.add(replica.slot)
-        self.stirred = True
+        self._changed(replica.slot)
         done = Done(work.request, work.attempt, b"", work.client.prompt, work.new)
         work.gateway.done(work.agent, done)
 
