@@ -136,8 +136,10 @@ class Replica:
         return self.told.phase == "ready" and self.state in SERVING
 
     def answers(self) -> tuple[int, int]:
-        """(all, bad ones) since the last count."""
+        """(all, bad ones) since the last count. An agent that was restarted counts from 0, under the same step."""
         service = self.told.service
+        if service.served + service.failed < self.ended:
+            self.count()
         return (
             service.served + service.failed - self.ended,
             service.odd + service.failed - self.worthless,

@@ -379,6 +379,19 @@ def test_bad_answers_of_a_new_incarnation_count_from_its_first_one_on() -> None:
     assert ward.state(0) == "tripped"
 
 
+def test_an_agent_that_was_restarted_counts_answers_of_the_same_step_from_nothing() -> None:
+    ward = Ward(8)
+    for _ in range(5):
+        ward.window()
+    for served in (0, 5, 10, 15):
+        for number in range(1, 8):
+            ward.tell(number)
+        ward.tell(0, service=Service(served, 0, served, 0.1, FAST, 8))
+        ward.now += 5
+        ward.orders += ward.health.tick(ward.now)
+    assert ward.state(0) == "tripped"
+
+
 def fail_probe(ward: Ward, after: float) -> list[Order]:
     ward.pass_time(after)
     assert ward.state(0) == "probing"
