@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,15 +25,17 @@ from exahpc.errors import LinkError
 from exahpc.launch.forward import Forwarder, Streams
 from exahpc.wire.folder import Endpoint, Folder, HeadRecord
 
+T = TypeVar("T")
+
 LOOK_SECONDS = 2.0
 """Between two looks into the deployment's folder; over ssh a little longer."""
 _REACH_SECONDS = 3.0
 _LONGEST_PAUSE = 30.0
 _ENDING_SECONDS = 3.0
-_OPTIONS = (
+_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+_FORWARDING = (
+    *_ALIVE,
     *("-o", "ExitOnForwardFailure=yes"),
-    *("-o", "ServerAliveInterval=10"),
-    *("-o", "ServerAliveCountMax=3"),
     *("-o", "ControlPath=none"),  # a shared connection would go on forwarding after us
 )
 
@@ -99,7 +102,7 @@ class Remote:
 
     async def _session(self) -> AsyncIterator[Whereabouts | None]:
         ssh = await asyncio.create_subprocess_exec(
-            *("ssh", *_OPTIONS, self._via, remote_script(self._name)),
+            *("ssh", *_ALIVE, self._via, remote_script(self._name)),
             stdin=asyncio.subprocess.DEVNULL,  # ssh asks for passwords at the terminal itself
             stdout=asyncio.subprocess.PIPE,
         )
@@ -123,11 +126,15 @@ async def _lines(stream: asyncio.StreamReader, count: int) -> AsyncIterator[byte
 
 
 def _parsed(endpoint: bytes = b"", head: bytes = b"") -> Whereabouts | None:
+    record, where = _decoded(head, HeadRecord), _decoded(endpoint, Endpoint)
+    return None if where is None else Whereabouts(where, record.host if record is not None else "")
+
+
+def _decoded(line: bytes, kind: type[T]) -> T | None:
     try:
-        record = msgspec.json.decode(head, type=HeadRecord)
-        return Whereabouts(msgspec.json.decode(endpoint, type=Endpoint), record.host)
+        return msgspec.json.decode(line, type=kind)
     except msgspec.DecodeError:
-        return None  # no file, or one that was cut: down, or about to be replaced
+        return None  # there is no such file, or it was cut off
 
 
 # --- the way there ------------------------------------------------------------------------------------------
@@ -139,9 +146,9 @@ def forward_argv(where: Whereabouts, via: str | None, listen: Path) -> tuple[str
     shown = f"[{host}]" if ":" in host else host
     forward = ("-L", f"{listen}:{shown}:{where.endpoint.port}")
     if via is not None and not _is_loopback(host):
-        return ("ssh", "-N", *_OPTIONS, *forward, via)
+        return ("ssh", "-N", *_FORWARDING, *forward, via)
     jump = ("-J", via) if via is not None else ()  # only the head itself reaches its loopback
-    return ("ssh", "-N", *_OPTIONS, *jump, *forward, where.head)
+    return ("ssh", "-N", *_FORWARDING, *jump, *forward, where.head)
 
 
 async def reached(where: Whereabouts) -> bool:
@@ -187,7 +194,7 @@ class Tunnel:
                     if where is None and not missed:
                         self._told("there is no endpoint: waiting for the deployment to come up")
                     missed = where is None
-                    if where is None or where == known:
+                    if where is None or (known is not None and where.endpoint == known.endpoint):
                         continue
                     if carrying is not None:
                         self._told(f"the head has moved to {where.head or where.endpoint.host}")
