@@ -19,7 +19,7 @@ class Patience:
         self.asleep = False
 
     def tick(self, router: Router, now: float) -> None:
-        if not router.ready:
+        if not router.serves:
             self._up_since = None
         elif self._up_since is None:
             self._up_since = now

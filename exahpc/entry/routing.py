@@ -59,8 +59,13 @@ class Router:
 
     @property
     def ready(self) -> int:
-        """Replicas that take traffic."""
+        """Replicas that take traffic. Looks at all of them."""
         return self._roster.ready
+
+    @property
+    def serves(self) -> bool:
+        """Whether any does."""
+        return self._roster.serves
 
     def update(self, table: FleetTable, now: float) -> Changes | None:
         """Take over a table. None: it is older than the one at hand (epoch first, then version)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from exahpc.entry.fleet import Agent, AgentKey, Group, Replica
@@ -120,7 +120,16 @@ class Roster:
     @property
     def ready(self) -> int:
         """Replicas that route: listed, with weight, behind a link that stands."""
-        return sum(
+        return sum(self._routes())
+
+    @property
+    def serves(self) -> bool:
+        """Whether any does. Costs nothing while one of the first does."""
+        return any(self._routes())
+
+    def _routes(self) -> Iterator[bool]:
+        """Of each replica behind a link that stands, whether it routes."""
+        return (
             replica.listed and replica.weight > 0
             for agent in self.agents.values()
             if agent.up
