@@ -132,7 +132,7 @@ class Rollout:
         late = now - state.moved > self._longest_drain + AWAY_SECONDS
         if left:
             self._move(self._next(left, tasks, waiting), tasks, now)
-        elif late or not any(task.alive and task.version == state.new for task in tasks):
+        elif late or not (self._moving or any(task.alive and task.version == state.new for task in tasks)):
             self._turn("back", state.story, now)
 
     def _judge(self, tasks: list[Task], now: float) -> Verdict:

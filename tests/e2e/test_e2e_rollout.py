@@ -59,7 +59,7 @@ def status(live: Live) -> m.RolloutStatus:
 
 def versions(live: Live) -> list[str]:
     found = live.status()
-    return [agent.version for agent in found.agents] if found else []
+    return [agent.version if agent.alive else "away" for agent in found.agents] if found else []
 
 
 def default_tokens(live: Live) -> int | None:
