@@ -16,6 +16,7 @@ from exahpc.errors import DeploymentError
 from exahpc.launch import place
 from exahpc.launch import tunnel as ways
 from exahpc.launch.forward import LOOPBACK
+from exahpc.launch.whereabouts import Remote, watch
 from exahpc.wire.folder import Endpoint, write_atomic
 
 PORT = 8000
@@ -47,15 +48,15 @@ async def _run(name: str, via: str | None, port: int | None) -> None:
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):  # no ssh is left behind
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    remote: ways.Remote | None = None
+    remote: Remote | None = None
     model, key = None, f"exahpc key {shlex.quote(name)}"
     try:
         folder, deployment = opened(name)
-        records, model = ways.watch(folder), deployment.served_name
+        records, model = watch(folder), deployment.served_name
     except DeploymentError as error:
         if via is None:
             raise DeploymentError(f"{error}; if it lies elsewhere: --via USER@LOGIN") from None
-        remote = ways.Remote(via, name)
+        remote = Remote(via, name)
         records, key = remote.watch(), f"ssh {shlex.quote(via)} {key}"
 
     def say(endpoint: Endpoint) -> None:

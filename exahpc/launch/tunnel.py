@@ -17,127 +17,18 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from exahpc.errors import LinkError
 from exahpc.launch.forward import Forwarder, Streams
-from exahpc.wire.folder import Endpoint, Folder, HeadRecord
+from exahpc.launch.whereabouts import ALIVE, LONGEST_PAUSE, Whereabouts, end
+from exahpc.wire.folder import Endpoint
 
-T = TypeVar("T")
-
-LOOK_SECONDS = 2.0
-"""Between two looks into the deployment's folder; over ssh a little longer."""
 _REACH_SECONDS = 3.0
-_LONGEST_PAUSE = 30.0
-_ENDING_SECONDS = 3.0
-_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 _FORWARDING = (
-    *_ALIVE,
+    *ALIVE,
     *("-o", "ExitOnForwardFailure=yes"),
     *("-o", "ControlPath=none"),  # a shared connection would go on forwarding after us
 )
-
-
-class Whereabouts(msgspec.Struct, frozen=True):
-    """Where clients go, and the host name of the head's machine ("" when not known)."""
-
-    endpoint: Endpoint
-    head: str
-
-
-def of_folder(folder: Folder) -> Whereabouts | None:
-    """None while no entry has published an endpoint."""
-    endpoint, head = folder.endpoint(), folder.head()
-    return None if endpoint is None else Whereabouts(endpoint, head.host if head is not None else "")
-
-
-async def watch(folder: Folder) -> AsyncIterator[Whereabouts | None]:
-    """What the folder says, again and again, where it lies on this machine."""
-    while True:
-        yield await asyncio.to_thread(of_folder, folder)
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-# --- the folder lies on the other side ----------------------------------------------------------------------
-
-
-def remote_script(name: str) -> str:
-    """A shell command for the other side: the certificate to trust, a line ".", then both records again and again,
-    each on a line of its own. It ends soon after its reader."""
-    shown = shlex.quote(name)
-    place = shown if "/" in name else f'"${{EXAHPC_HOME:-$HOME/.exahpc}}"/{shown}'
-    script = (
-        f"cd {place} || exit 66; cat secrets/ca.crt; echo; echo .; "
-        "while :; do cat endpoint.json; echo; cat head.json; echo; sleep 5; done 2>/dev/null"
-    )
-    return f"sh -c {shlex.quote(script)}"  # whatever the login shell is
-
-
-class Remote:
-    """The folder of a deployment on the machine `via`. ca: the certificate to trust, once `watch` has begun."""
-
-    def __init__(self, via: str, name: str) -> None:
-        self._via, self._name = via, name
-        self.ca = b""
-
-    async def watch(self) -> AsyncIterator[Whereabouts | None]:
-        """What the folder says, again and again. An ssh that ends is started again, unless it never told anything.
-
-        Raises LinkError.
-        """
-        told, pause = False, 1.0
-        while True:
-            async for where in self._session():
-                told, pause = True, 1.0
-                yield where
-            if not told:
-                raise LinkError(
-                    f"`ssh {self._via}` did not tell where {self._name} is (see above): is the name right, and "
-                    f"does it lie in ~/.exahpc there? (otherwise give the full path of its folder)"
-                )
-            await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
-
-    async def _session(self) -> AsyncIterator[Whereabouts | None]:
-        ssh = await asyncio.create_subprocess_exec(
-            *("ssh", *_ALIVE, self._via, remote_script(self._name)),
-            stdin=asyncio.subprocess.DEVNULL,  # ssh asks for passwords at the terminal itself
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert ssh.stdout is not None
-        try:
-            ca = []
-            while (line := await ssh.stdout.readline()) and line != b".\n":
-                ca.append(line)
-            self.ca = b"".join(ca).strip()
-            while pair := [line async for line in _lines(ssh.stdout, 2)]:
-                yield _parsed(*pair)
-        finally:
-            await _end(ssh)
-
-
-async def _lines(stream: asyncio.StreamReader, count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        if not (line := await stream.readline()).endswith(b"\n"):
-            return
-        yield line
-
-
-def _parsed(endpoint: bytes = b"", head: bytes = b"") -> Whereabouts | None:
-    record, where = _decoded(head, HeadRecord), _decoded(endpoint, Endpoint)
-    return None if where is None else Whereabouts(where, record.host if record is not None else "")
-
-
-def _decoded(line: bytes, kind: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError:
-        return None  # there is no such file, or it was cut off
-
-
-# --- the way there ------------------------------------------------------------------------------------------
 
 
 def forward_argv(where: Whereabouts, via: str | None, listen: Path) -> tuple[str, ...]:
@@ -222,7 +113,7 @@ class Tunnel:
                 argv = shlex.join(forward_argv(where, self._via, private / "way"))
                 hint = "" if self._via else "; name the login node with --via USER@LOGIN"
                 raise LinkError(f"{where.endpoint.url} is not reached from here, nor by ssh ({argv}){hint}")
-            pause = 1.0 if stood else min(_LONGEST_PAUSE, 2 * pause)
+            pause = 1.0 if stood else min(LONGEST_PAUSE, 2 * pause)
             self._told(f"ssh has ended with code {code}: again in {pause:g} s")
             await asyncio.sleep(pause)
 
@@ -240,7 +131,7 @@ class Tunnel:
             return await ssh.wait(), stood
         finally:
             self.forwarder.target = None
-            await _end(ssh)
+            await end(ssh)
             socket_path.unlink(missing_ok=True)
 
     def _stands(self, where: Whereabouts, target: Callable[[], Awaitable[Streams]]) -> None:
@@ -254,10 +145,3 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, LinkError):
         await task
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    with contextlib.suppress(TimeoutError):  # something that it started may hold its output
-        await asyncio.wait_for(process.wait(), _ENDING_SECONDS)

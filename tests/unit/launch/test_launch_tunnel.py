@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from exahpc.launch.tunnel import Whereabouts, forward_argv, remote_script
+from exahpc.launch.tunnel import forward_argv
+from exahpc.launch.whereabouts import Whereabouts, remote_script
 from exahpc.wire.folder import Endpoint, Folder, HeadRecord, write_atomic
 from tests.live import until
 
