@@ -73,56 +73,65 @@ def may_move(
 
 
 @dataclass
-class _Away:
-    """seen: its agent was there since the task was moved, as far as this broker knows; since: of its absence."""
+class _Way:
+    """due: until when it must serve; seen: its agent was there since the task was moved, as far as this broker
+    knows; away: since when it is not; up: it came with the version that is wanted."""
 
+    due: float
     seen: bool
-    since: float | None = None
+    away: float | None = None
+    up: bool = False
 
 
 class Moving:
-    """Tasks that were moved and do not serve yet."""
+    """Tasks that were moved and do not serve yet. late: those that did not in time."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        """keys: moved by an earlier broker."""
-        self._tasks = {key: _Away(seen=False) for key in keys}
+    def __init__(self, seconds: float, keys: Iterable[str] = (), due: float = 0.0) -> None:
+        """seconds: from an agent's hello until it must serve; keys: moved by an earlier broker."""
+        self._seconds = seconds
+        self._ways = {key: _Way(due, seen=False) for key in keys}
         self.late: set[str] = set()
-        """Those that did not arrive in time."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
+        return iter(self._ways)
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._ways)
 
-    def add(self, keys: Iterable[str]) -> None:
-        self._tasks.update((key, _Away(seen=True)) for key in keys)
+    def add(self, keys: Iterable[str], due: float) -> None:
+        """due: as far as can be told before they have drained."""
+        self._ways.update((key, _Way(due, seen=True)) for key in keys)
 
-    def settle(self, tasks: Sequence[Task], wanted: Callable[[str], str], late: float | None, now: float) -> str:
-        """Forget those that serve what is wanted of them, are not wanted now, or are too late; why the last of
-        these was, or "". tasks: all that are wanted; late: `rollout.seconds` when they are over, else None."""
+    def settle(self, tasks: Sequence[Task], wanted: Callable[[str], str], now: float) -> str:
+        """Forget those that serve what is wanted of them, are not wanted any more, or are too late.
+
+        tasks: all that are wanted. Returns why the last late one was, or ""."""
         why = ""
-        for key in self._tasks.keys() - {task.key for task in tasks}:
-            del self._tasks[key]
+        for key in self._ways.keys() - {task.key for task in tasks}:
+            del self._ways[key]
         for task in tasks:
-            away = self._tasks.get(task.key)
-            if away is None:
+            way = self._ways.get(task.key)
+            if way is None:
                 continue
-            away.seen |= task.alive
-            away.since = None if task.alive else now if away.since is None else away.since
-            gone = away.since is not None and now - away.since > AWAY_SECONDS
-            if not (gone or late is not None or task.serves(wanted(task.key))):
+            self._note(way, task, wanted(task.key), now)
+            gone = way.away is not None and now - way.away > AWAY_SECONDS
+            serves = task.serves(wanted(task.key))
+            if not (serves or gone or now > way.due):
                 continue
-            del self._tasks[task.key]
-            if task.serves(wanted(task.key)) or not away.seen:
-                continue  # the latter: it was away before this broker came, as a task may be
-            self.late.add(task.key)
-            why = _why(task, late)
+            del self._ways[task.key]
+            if way.seen and not serves:  # otherwise it was away before this broker came, as a task may be
+                self.late.add(task.key)
+                why = self._why(task)
         return why
 
+    def _note(self, way: _Way, task: Task, version: str, now: float) -> None:
+        way.seen |= task.alive
+        way.away = None if task.alive else now if way.away is None else way.away
+        if task.alive and task.version == version and not way.up:
+            way.up, way.due = True, now + self._seconds
 
-def _why(task: Task, late: float | None) -> str:
-    if not task.alive:
-        return f"{task.key} was not back {AWAY_SECONDS:g} s after its agent ended"
-    story = next((replica.story for replica in task.replicas if replica.story), "")
-    return f"{task.key} was not ready within rollout.seconds = {late:g}" + (f" ({story})" if story else "")
+    def _why(self, task: Task) -> str:
+        if not task.alive:
+            return f"{task.key} was not back {AWAY_SECONDS:g} s after its agent ended"
+        story = next((f" ({replica.story})" for replica in task.replicas if replica.story), "")
+        return f"{task.key} was not ready within rollout.seconds = {self._seconds:g}{story}"

@@ -33,7 +33,7 @@ class Rollout:
         self.shares: list[Share] = []
         self._gates, self._headroom = gates, headroom
         self._figures = Figures(state.old, state.new)
-        self._moving = Moving(state.tasks if state.phase in FORWARD else ())
+        self._moving = Moving(gates.seconds, state.tasks if state.phase in FORWARD else (), self._due)
         self._moved: frozenset[str] = frozenset()  # in this tick
         self._told: dict[str, float] = {}
         self._progress = state.story
@@ -54,7 +54,7 @@ class Rollout:
         serving = [task for task in in_turn(tasks) if task.ready]
         if not serving:
             raise DeploymentError("no task has a ready replica, so nothing could be compared: wait for one")
-        self._gates, self._figures, self._moving = gates, Figures(before.current, version), Moving()
+        self._gates, self._figures, self._moving = gates, Figures(before.current, version), Moving(gates.seconds)
         self._figures.absorb(tasks)
         self.state = msgspec.structs.replace(
             before.step("start", now), old=before.current, new=version, tasks=frozenset(), promoted=False
@@ -91,8 +91,7 @@ class Rollout:
         tasks = look()
         if self.state.changing:
             self._figures.absorb(tasks)
-            late = self._gates.seconds if now - self.state.moved > self._gates.seconds else None
-            why = self._moving.settle(tasks, self.state.wanted, late, now)
+            why = self._moving.settle(tasks, self.state.wanted, now)
             if self.state.phase == "reverting":
                 self._back(tasks, waiting, now)
             else:
@@ -146,7 +145,7 @@ class Rollout:
         self.state = self.state.step(event, now, story)
         self._progress = story
         if self.state.phase == "reverting":
-            self._moving = Moving()
+            self._moving = Moving(self._gates.seconds)
 
     def _next(self, left: list[str], tasks: list[Task], waiting: int) -> list[str]:
         most = max(1, int(self._gates.step * len(tasks)))
@@ -164,7 +163,7 @@ class Rollout:
         moved, assigned = frozenset(keys), self.state.tasks
         assigned = assigned - moved if self.state.phase == "reverting" else assigned | moved
         self.state = msgspec.structs.replace(self.state, tasks=assigned, moved=now)
-        self._moving.add(task.key for task in tasks if task.key in moved and task.alive)
+        self._moving.add((task.key for task in tasks if task.key in moved and task.alive), self._due)
         self._moved |= moved
 
     # --- what follows ----------------------------------------------------------------------------------------
@@ -181,13 +180,18 @@ class Rollout:
             wanted = self.state.wanted(task.key)
             wrong = task.alive and task.version != wanted
             self._astray |= wrong
-            if task.key in moved or (wrong and now - self._told.get(task.key, 0.0) >= AGAIN_SECONDS):
+            if task.key in moved or (wrong and now - self._told.get(task.key, -AGAIN_SECONDS) >= AGAIN_SECONDS):
                 self._told[task.key] = now
                 actions.append(Switch(task.key, wanted, self._drain_seconds(task.version in remaining)))
         state = self.state
         settled = not state.changing and not self._astray
         self.shares = [] if settled else spread(state, self._gates, tasks, self._load(tasks, waiting))
         return actions
+
+    @property
+    def _due(self) -> float:
+        """Until when tasks that were moved last must serve, whatever became of them."""
+        return self.state.moved + self._longest_drain + self._gates.seconds
 
     @property
     def _longest_drain(self) -> float:

@@ -97,7 +97,8 @@ class Rollout(Frozen, frozen=True):
     step: float = 0.25
     """Share of the tasks that change at once after the canary."""
     seconds: float = 600.0
-    """Longest time for a step to be ready and judged; then the rollout is rolled back."""
+    """Longest time for a task to be ready with the new version, and for the first ones to be judged; then the
+    rollout is rolled back."""
     drain_seconds: float = 60.0
     """Time that a task has to finish its requests before they are moved to another task of its version. Where none
     is left, they have half of `seconds`, if that is more."""
