@@ -3,6 +3,8 @@ failing. Beside each agent an entry comes and goes with it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -74,6 +76,11 @@ def test_to_zero_and_back_on_the_first_request(tide: Live) -> None:
     assert found is not None
     assert (found.wanted, [agent.parked for agent in found.agents]) == (0, [True, True])
     assert tide.run("status", "tide").returncode == 0
+    for line in processes_of(tide.folder.path):
+        if "-m exahpc.broker" in line:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+    until("another broker knows what is wanted", lambda: (s := tide.status()) and s.epoch > found.epoch, 60)
+    assert asleep(tide)
 
     texts: list[str] = []
     held = threading.Thread(target=lambda: texts.append(tide.stream("held, not refused", 100)))
