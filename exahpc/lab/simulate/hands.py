@@ -82,7 +82,9 @@ class Slurm:
         """An array that `up` submitted."""
         self._arrays.setdefault(pool, []).append(array)
 
-    async def query(self, arrays: Iterable[str] = ()) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+    async def query(
+        self, arrays: Iterable[str] = (), *, search: bool = False
+    ) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
         found: tuple[dict[str, list[str]], dict[str, JobRecord]]
         found = await Pause(ASK, lambda: (self._arrays, self._cluster.records()))
         return found

@@ -298,14 +298,16 @@ class Host:
 
     def _look(self) -> None:
         """What replicas did since the last look, and that time has passed."""
-        slots = self.core.slots
+        core, now = self.core, self._timeline.now
         found = self.relay.look()
         for slot, (tokens, batch) in found.items():
-            number = slots[slot].incarnation
+            number = core.slots[slot].incarnation
             if tokens > 0:
-                self.emit(events.Moved(slot, number, tokens))
-            free = batch.kv_tokens - batch.kv
-            self.emit(events.Beat(slot, number, batch.running, batch.waiting, free, int(batch.steps)))
+                core.handle(events.Moved(slot, number, tokens), now)  # this and a beat cause nothing
+            else:
+                free = batch.kv_tokens - batch.kv
+                beat = events.Beat(slot, number, batch.running, batch.waiting, free, int(batch.steps))
+                core.handle(beat, now)
         if found or self._busy or self._ticking:
             self._busy = frozenset(found)
             self.emit(events.Tick(self._busy))
