@@ -34,7 +34,10 @@ _DESCRIPTORS = 4096  # an entry is a connection, and each replica takes some
 @click.option("--pool", required=True)
 @click.option("--task", type=int, required=True, help="Index of the array task.")
 def main(folder: Path, pool: str, task: int) -> None:
-    """Keep the replicas of one array task serving. Ends with 0, or with 75 to hand the task back to Slurm."""
+    """Keep the replicas of one array task serving.
+
+    Ends with 0, with 75 to hand the task back to Slurm, or with 76 to be started again with another version.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
     try:
         code = run(Folder(folder), pool, task)

@@ -15,12 +15,11 @@ from exahpc.errors import DeploymentError, LinkError
 from exahpc.launch import prepare, rollout
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
-from tests.tiny import make_model
 
 TOML = """
 name = "d"
 [model]
-path = "{model}"
+path = "/models/tiny"
 dtype = "float32"
 context = 512
 [[pool]]
@@ -32,16 +31,13 @@ mpirun = "true"
 """
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
-def folder(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """Of a deployment whose model is good."""
+    monkeypatch.setattr(prepare, "check_model", lambda _: {})
     monkeypatch.setenv("EXAHPC_HOME", str(tmp_path / "home"))
     file = tmp_path / "d.toml"
-    file.write_text(TOML.format(model=tiny))
+    file.write_text(TOML)
     made, _ = prepare.create(tmp_path / "home" / "d", prepare.read(file))
     return made
 
@@ -76,17 +72,17 @@ def run(*argv: str | Path) -> Result:
     return CliRunner().invoke(main, ["rollout", *map(str, argv)])
 
 
-def new(tmp_path: Path, tiny: Path, more: str = "[limits]\nmax_tokens_default = 9\n") -> Path:
+def new(tmp_path: Path, more: str = "[limits]\nmax_tokens_default = 9\n") -> Path:
     file = tmp_path / "new.toml"
-    file.write_text(TOML.format(model=tiny) + more)
+    file.write_text(TOML + more)
     return file
 
 
 def test_a_version_is_checked_and_put_into_the_folder_before_the_broker_is_told(
-    folder: Folder, broker: Callable[..., list[Any]], tiny: Path, tmp_path: Path
+    folder: Folder, broker: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     asked = broker(status(), status("canary"), status("widening"), status("done", "v2"))
-    done = run("start", "d", new(tmp_path, tiny), "--label", "v2")
+    done = run("start", "d", new(tmp_path), "--label", "v2")
     assert done.exit_code == 0, done.output
     assert asked == [m.RolloutQuery(), m.RolloutStart("v2"), m.RolloutQuery(), m.RolloutQuery()]
     assert parse.load(folder.version_toml("v2")).limits.max_tokens_default == 9
@@ -95,31 +91,44 @@ def test_a_version_is_checked_and_put_into_the_folder_before_the_broker_is_told(
 
 
 def test_a_rollout_that_went_back_is_an_error_that_says_why(
-    folder: Folder, broker: Callable[..., list[Any]], tiny: Path, tmp_path: Path
+    folder: Folder, broker: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     broker(status(), status("canary"), status("reverted", "", "9 of 50 requests failed"))
-    done = run("start", "d", new(tmp_path, tiny), "--label", "v2")
+    done = run("start", "d", new(tmp_path), "--label", "v2")
     assert done.exit_code == 1
     assert "error: v2 is not in force: 9 of 50 requests failed" in done.output
 
 
+def test_a_model_that_up_would_refuse_is_refused(
+    folder: Folder, broker: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_: Any) -> None:
+        raise DeploymentError("model.path: damaged")
+
+    monkeypatch.setattr(prepare, "check_model", damaged)
+    asked = broker(status())
+    done = run("start", "d", new(tmp_path), "--label", "v2")
+    assert (done.exit_code, asked, folder.versions()) == (2, [], [])
+    assert "model.path: damaged" in done.output
+
+
 def test_the_default_label_is_a_hash_of_the_content_and_the_first_file_is_base(
-    folder: Folder, tiny: Path, tmp_path: Path
+    folder: Folder, tmp_path: Path
 ) -> None:
     base = parse.load(folder.toml)
-    label = rollout.add(folder, rollout.read(base, new(tmp_path, tiny)), None)
+    label = rollout.add(folder, rollout.read(base, new(tmp_path)), None)
     assert label == versions.label_of(folder.version_toml(label))
     folder.put_in_force(label)
-    assert rollout.add(folder, rollout.read(base, new(tmp_path, tiny, "")), None) == ""
+    assert rollout.add(folder, rollout.read(base, new(tmp_path, "")), None) == ""
     assert rollout.known(folder, "base") == ""
     with pytest.raises(DeploymentError, match="this file is in force in d already"):
-        rollout.add(folder, rollout.read(base, new(tmp_path, tiny)), "other")
+        rollout.add(folder, rollout.read(base, new(tmp_path)), "other")
 
 
-def test_a_label_has_one_file(folder: Folder, tiny: Path, tmp_path: Path) -> None:
+def test_a_label_has_one_file(folder: Folder, tmp_path: Path) -> None:
     base = parse.load(folder.toml)
-    nine = rollout.read(base, new(tmp_path, tiny))
-    eight = rollout.read(base, new(tmp_path, tiny, "[limits]\nmax_tokens_default = 8\n"))
+    nine = rollout.read(base, new(tmp_path))
+    eight = rollout.read(base, new(tmp_path, "[limits]\nmax_tokens_default = 8\n"))
     assert rollout.add(folder, nine, "v2") == rollout.add(folder, nine, "v2") == "v2"
     with pytest.raises(DeploymentError, match="--label v2: another file has this label"):
         rollout.add(folder, eight, "v2")
@@ -144,8 +153,8 @@ def test_a_mistake_is_one_line(folder: Folder, argv: tuple[str, ...], code: int,
     assert says in done.output
 
 
-def test_without_a_broker_nothing_is_left_in_the_folder(folder: Folder, tiny: Path, tmp_path: Path) -> None:
-    done = run("start", "d", new(tmp_path, tiny))
+def test_without_a_broker_nothing_is_left_in_the_folder(folder: Folder, tmp_path: Path) -> None:
+    done = run("start", "d", new(tmp_path))
     assert done.exit_code == 1
     assert folder.versions() == []
 
