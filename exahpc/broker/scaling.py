@@ -1,7 +1,7 @@
 """How many tasks of one pool run: what its load wants, between `scaling.least` and all of them. Pure.
 
 Up at once: as many as bring the outstanding tokens to `tokens_per_replica` each, or half as many again when
-requests wait too long although nothing is coming up. Down late: when the load was below half of the aim for
+requests wait too long although nothing was just started. Down late: when the load was below half of the aim for
 `idle_seconds`, to what its peak in that time needs, a quarter at most; when nothing was asked at all, to `least`.
 
 Why a constant load makes no change after the first ones: going up ends where the load is at most the aim, going
@@ -56,7 +56,7 @@ class PoolScaling:
         need, late = self._need(load), load.oldest > self._rules.queue_seconds
         if need > self.wanted or late:
             self._calm_since = None
-            if late and not load.coming:
+            if late and not starting:
                 need = max(need, self.wanted + max(1, self.wanted // 2))
             if may_grow:
                 self._grow(min(need, self._most), now)

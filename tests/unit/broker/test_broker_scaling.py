@@ -101,12 +101,14 @@ def test_load_above_the_aim_is_answered_at_once_and_in_full() -> None:
     assert PoolScaling(pool(), 2, 0.0).decide(Load(17_500, 0.0, True, 0), 1.0) == 18
 
 
-def test_requests_that_wait_bring_more_but_not_while_some_are_coming() -> None:
-    scaling = PoolScaling(pool(), 4, 0.0)
+def test_requests_that_wait_bring_more_but_not_while_those_just_started_are_coming() -> None:
+    scaling = PoolScaling(pool(), 4, 0.0, start_seconds=900.0)
     waits = Load(100, 6.0, True, 0)
     assert scaling.decide(waits, 1.0) == 6
     assert scaling.decide(waits._replace(coming=2), 100.0) == 6
     assert scaling.decide(waits, 200.0) == 9
+    assert scaling.decide(waits._replace(coming=1), 1000.0) == 9
+    assert scaling.decide(waits._replace(coming=1), 1200.0) == 13  # one does not come: others may
 
 
 def test_light_load_ends_tasks_late_and_little_by_little_down_to_what_its_peak_needs() -> None:
@@ -156,7 +158,7 @@ def test_a_day_of_tides_makes_few_changes_and_keeps_requests_short(full: int, mo
     full: tokens that a busy replica has outstanding: as many as the aim, or fewer, so that the rules misjudge it.
     """
     made = pool(least=1, replicas=64)
-    scaling, draw = PoolScaling(made, 1, 0.0), random.Random(4)
+    scaling, draw = PoolScaling(made, 1, 0.0, start_seconds=900.0), random.Random(4)
     running, coming, backlog = 1, list[float](), 0.0
     turns, last, used, late = 0, 0, 0, 0
     for now in range(0, 86_400, 2):
