@@ -17,7 +17,7 @@ from exahpc.errors import SlurmError
 from exahpc.slurm import scripts
 from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
 from exahpc.slurm.jobbook import JobBook
-from exahpc.slurm.submission import pool_submission
+from exahpc.slurm.submission import pool_name, pool_submission
 from exahpc.wire.folder import Folder
 
 T = TypeVar("T")
@@ -52,10 +52,16 @@ class Cluster:
         """Node -> leaf switch."""
         return await self._run(self._questions, lambda client: client.topology())
 
-    async def query(self, arrays: Iterable[str] = ()) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
-        """(arrays of each pool by the job book, records by id). arrays: to be asked about, and kept there."""
+    async def query(
+        self, arrays: Iterable[str] = (), *, search: bool = False
+    ) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+        """(arrays of each pool by the job book, records by id). arrays: to be asked about, and kept there; search:
+        look also for jobs that a broker submitted and had no time to note."""
 
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
+            for pool in self._deployment.pool if search else ():
+                for array in sorted(client.named(pool_name(self._deployment, pool)), key=int):
+                    self._note(pool.name, array)
             book = JobBook.load(self._folder.path)
             pools, living = book.pools, set(arrays)
             ids = list(dict.fromkeys([*(job for jobs in pools.values() for job in jobs), *arrays]))

@@ -101,7 +101,7 @@ class Rebuilder:
     async def _query(self, asked: float) -> None:
         try:
             living = self.recovery.arrays() | self._succession.arrays()
-            pools, records = await self._cluster.query(living)
+            pools, records = await self._cluster.query(living, search=self._succession.searching)
         except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
@@ -112,6 +112,7 @@ class Rebuilder:
             self.recovery.placed(pool, arrays, records)
         self.recovery.answered(records, asked)
         self._succession.answered(records, self._now())
+        self._succession.search(pools, records, self._now())
 
     async def _perform(self, act: Act) -> None:
         await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))

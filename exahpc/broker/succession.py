@@ -87,11 +87,13 @@ class _Task:
     endings: int = 0
     failures: int = 0
     retry: float = 0.0
+    orphan: bool = False  # asked for by an earlier broker, which never heard the answer
     declined: bool = False  # somebody cancelled the successor of this life
     warned: bool = False
 
     def forget(self) -> None:
-        self.state, self.heir, self.endings, self.warned = "none", "", 0, False
+        self.state, self.heir, self.endings = "none", "", 0
+        self.warned = self.orphan = False
 
 
 class Succession:
@@ -122,6 +124,7 @@ class Succession:
             if key in self._tasks:
                 task = self._tasks[key]
                 task.state, task.heir, task.asked = ("queued" if heir.job else "asked"), heir.job, heir.at
+                task.orphan = not heir.job
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -142,7 +145,7 @@ class Succession:
         """A successor said hello. Returns how long it waited, where that is known: to be journalled."""
         task = self._tasks[view.key]
         known, task.heir = task.heir, view.job
-        first, task.state = task.state != "here", "here"
+        first, task.state, task.orphan = task.state != "here", "here", False
         if known != view.job or not first or not task.asked or self._mode == "chain":
             return None
         waited = now - task.asked
@@ -152,7 +155,7 @@ class Succession:
     def lapsed(self, view: AgentView, now: float) -> None:
         """A successor that had come is gone: its job, if Slurm still has it, is of no use."""
         task = self._tasks[view.key]
-        self.retired(view.key, view.job, now)
+        self._spent[view.job] = (view.key, now)
         if view.job == task.heir:
             self._failed(task, now)
 
@@ -197,6 +200,23 @@ class Succession:
             if records[job].state in ("pending", "requeued"):  # it was requeued while it was succeeded
                 self._spent[job] = (key, min(due, now))
 
+    def search(self, pools: Mapping[str, Sequence[str]], records: Mapping[str, JobRecord], now: float) -> None:
+        """All arrays of each pool that Slurm knows: the one that an earlier broker asked for may be there."""
+        for key, task in self._tasks.items():
+            if not task.orphan:
+                continue
+            number = key.rpartition("/")[2]
+            for job in (f"{array}_{number}" for array in reversed(pools.get(task.pool.name, ()))):
+                known = job == task.job or job in self._spent
+                if not known and job in records and records[job].state not in ENDED:
+                    task.state, task.heir, task.endings, task.orphan = "queued", job, 0, False
+                    break
+
+    @property
+    def searching(self) -> bool:
+        """Whether `search` may find something."""
+        return any(task.orphan for task in self._tasks.values())
+
     def submitted(self, key: str, job: str, error: str, now: float) -> None:
         """How a `Succeed` went."""
         task = self._tasks[key]
@@ -218,6 +238,7 @@ class Succession:
         """What to do now. absent: wanted agents that are not alive; frozen: no further node may be asked for."""
         away = {view.key: view for view in absent}
         blind = is_blind(away.values(), len(self._tasks))
+        ending = {key for key, _ in self._spent.values()}  # have a job too many already
         acts: list[SuccessionAct] = []
         free: dict[str, list[tuple[float, str]]] = {}
         for key, task in self._tasks.items():
@@ -232,7 +253,7 @@ class Succession:
             elif key in away:
                 if task.heir and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)
-            elif task.state == "none" and task.until and not task.declined:
+            elif task.state == "none" and task.until and not task.declined and key not in ending:
                 free.setdefault(task.pool.name, []).append((task.until, key))
         if self._mode == "auto" and not frozen:
             for pool, ends in free.items():

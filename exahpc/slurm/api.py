@@ -107,6 +107,10 @@ class SlurmClient(Protocol):
         """Cancel (or signal) a job, an array, or one task. Cancelling a job that has ended is no error."""
         ...
 
+    def named(self, name: str) -> set[str]:
+        """(Array) ids of this user's jobs of that name that have not ended."""
+        ...
+
     def topology(self) -> dict[str, str]:
         """Node -> its leaf switch; empty where the site tells none."""
         ...

@@ -51,12 +51,12 @@ class CommandLine:
         for flag in submission.flags:
             if flag.startswith("--output=/"):
                 Path(flag.partition("=")[2]).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = self._named(submission.name)
+        before = self.named(submission.name)
         answer = call(submission.argv())
         if answer.passing:
             log.warning("sbatch: %s; looking whether %s was taken", answer.error.strip(), submission.name)
             time.sleep(2.0)
-            taken = self._named(submission.name) - before
+            taken = self.named(submission.name) - before
             if len(taken) == 1:
                 return taken.pop()
             if taken:
@@ -76,8 +76,7 @@ class CommandLine:
             raise SlurmError(f"{submission.name}: sbatch answered {answer.out!r} instead of a job id")
         return job
 
-    def _named(self, name: str) -> set[str]:
-        """(Array) ids of this user's jobs of that name that have not ended."""
+    def named(self, name: str) -> set[str]:
         answer = ask(("squeue", "--noheader", f"--user={_user()}", f"--name={name}", "--format=%F"))
         if not answer.ok:
             raise answer.failure(f"cannot look for jobs named {name}")

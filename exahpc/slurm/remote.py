@@ -66,11 +66,15 @@ class Cancel(Wish, frozen=True):
     signal: str | None
 
 
+class Named(Wish, frozen=True):
+    name: str
+
+
 class Topology(Wish, frozen=True):
     pass
 
 
-AnyWish = Submit | Jobs | Requeue | Hurry | Cancel | Topology
+AnyWish = Submit | Jobs | Requeue | Hurry | Cancel | Named | Topology
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -116,6 +120,9 @@ class Remote:
 
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self._ask(Cancel(job, signal), type(None))
+
+    def named(self, name: str) -> set[str]:
+        return self._ask(Named(name), set[str])
 
     def topology(self) -> dict[str, str]:
         return self._ask(Topology(), dict[str, str])
@@ -209,7 +216,7 @@ class Watcher:
             return Answer(error=str(error), disabled=isinstance(error, RequeueDisabled))
 
     def _perform(self, wish: AnyWish) -> Any:
-        if not isinstance(wish, Jobs | Topology):
+        if not isinstance(wish, Jobs | Named | Topology):
             self._told(_words(wish))
         match wish:
             case Submit(submission):
@@ -222,6 +229,8 @@ class Watcher:
                 return self._client.hurry(job)
             case Cancel(job, signal):
                 return self._client.cancel(job, signal=signal)
+            case Named(name):
+                return self._client.named(name)
             case Topology():
                 return self._client.topology()
             case _:

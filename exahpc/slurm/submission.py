@@ -43,6 +43,11 @@ def head_submission(deployment: Deployment, folder: Path, python: str, scripts: 
     )
 
 
+def pool_name(deployment: Deployment, pool: Pool) -> str:
+    """Name of all jobs of a pool."""
+    return f"exahpc-{deployment.name}-{pool.name}"
+
+
 def pool_submission(
     deployment: Deployment,
     pool: Pool,
@@ -63,7 +68,7 @@ def pool_submission(
     replicas = min(pool.replicas_per_task, pool.replicas)
     holds_head = deployment.head.placement == "first-task" and pool.name == deployment.pool[0].name
     return Submission(
-        name=f"exahpc-{deployment.name}-{pool.name}",
+        name=pool_name(deployment, pool),
         script=str(scripts / "replica.sbatch"),
         arguments=(
             *_common(folder, python, scripts, resources),

@@ -187,6 +187,8 @@ class World:
             self.recovery.placed("a", ["1"], records)
             self.recovery.answered(records, asked)
             self.succession.answered(records, self.now)
+            arrays = sorted({job.id.partition("_")[0] for job in self.jobs.values()}, key=int)
+            self.succession.search({"a": arrays}, records, self.now)
         absent = list(self.fleet.absent())
         if self.recovery.query_due(self.now, bool(absent) or self.succession.curious):
             self.queries.append((self.epoch, self.now))

@@ -39,6 +39,9 @@ class FakeSlurm:
     def requeue(self, job: str, *, exclude: str | None = None) -> None:
         raise AssertionError("nothing is requeued here")
 
+    def named(self, name: str) -> set[str]:
+        return {"7", "8"}
+
     def topology(self) -> dict[str, str]:
         return {}
 
