@@ -20,6 +20,7 @@ from collections import deque
 
 import uvloop
 
+_PORTS = 4000  # connections from one address of this machine
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
@@ -113,7 +114,9 @@ async def connect(port: int, connections: int, pace: float) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     for number in range(connections):
-        await loop.create_connection(Connection, "127.0.0.1", port)
+        # the kernel looks long for a free port when an address has used half of them
+        source = f"127.0.0.{2 + number // _PORTS}", 0
+        await loop.create_connection(Connection, "127.0.0.1", port, local_addr=source)
         if number % 20 == 19:
             await asyncio.sleep(max(0.0, start + number / pace - loop.time()))
 

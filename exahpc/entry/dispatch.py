@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import assert_never
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.25
 _BEAT = 2.0
+_SLICE = 128  # clients that are written to in one turn of the loop, about 2 ms
 _SPREAD = 0.2  # seconds over which first connects to agents are spread: CURVE handshakes cost both sides
 
 
@@ -52,7 +54,7 @@ class Dispatch:
         self._outbox = Outbox(self._tell, self._unsent)
         self._release: asyncio.TimerHandle | None = None
         self._next_beat = 0.0
-        self._touched: list[Record] = []
+        self._touched: deque[Record] = deque()
         self._broker = link.Client(
             ctx,
             key,
@@ -114,14 +116,17 @@ class Dispatch:
                 assert_never(message)
 
     def _write(self) -> None:
-        """Pass on what came in this turn of the loop: a client whose stream moved several times gets one piece."""
-        touched, self._touched = self._touched, []
-        for record in touched:
+        """Pass on what came: a client whose stream moved several times gets one piece. In slices, because
+        new clients are taken once a turn of the loop, and everybody else waits for its end, too."""
+        for _ in range(min(_SLICE, len(self._touched))):
+            record = self._touched.popleft()
             try:
                 if record.out and record.phase != "ended" and not record.client.write(record.take()):
                     self._cut(record)
             except Exception:  # one client must not stop the others
                 log.exception("request %s: its client cannot be written to", record.id)
+        if self._touched:
+            self._loop.call_soon(self._write)
 
     def _cut(self, record: Record) -> None:
         log.warning("request %s is cut off: its client does not read", record.id)

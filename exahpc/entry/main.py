@@ -30,6 +30,7 @@ GRACE_SECONDS = 10
 """Time that running requests have after TERM: on the head, whose next life clients wait for ..."""
 NODE_GRACE_SECONDS = 25
 """... and beside an agent: its requests run elsewhere by then. The supervisor waits LAST_CALL (30 s) for it."""
+_ACCEPTS = 8  # new connections in one turn of the loop: uvloop takes one for each descriptor that listens
 _LAST_BYTES = 0.05  # seconds for the errors of requests that outlast that time
 _CHORES_EVERY = 2.0
 _KEYS_EVERY = 2.0
@@ -70,7 +71,7 @@ async def _serve(
     gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
     log.info("entry %d serves %s at %s", index, deployment.served_name, listener.endpoint.url)
     try:
-        await server.serve(sockets=[listener.sock])
+        await server.serve(sockets=[listener.sock, *(listener.sock.dup() for _ in range(1, _ACCEPTS))])
     finally:
         chores.cancel()
         gateway.dispatch.abandon_all(RequestError("this server is shutting down", status=503, type="server_error"))
