@@ -81,11 +81,8 @@ def fitted(points: Sequence[Point], prompt: int, chunk: int = 512) -> Latency:
     )
 
 
-class Progress(NamedTuple):
-    """first: the sequence's first token is out; otherwise it has ended with its last one."""
-
-    sequence: int
-    first: bool
+Progress = tuple[int, bool]
+"""(sequence, whether its first token is out; otherwise it has ended with its last one)."""
 
 
 class _Running:
@@ -109,13 +106,14 @@ class Batch:
     """
 
     __slots__ = (
-        "_at", "_begun", "_ends", "_known", "_left_tokens", "_long", "_open", "_phase", "_phase_end",
-        "_phase_extra", "_phase_rate", "_short", "_step", "_waiting", "decoding", "due", "frozen", "kv",
-        "kv_tokens", "latency", "running", "sequences", "slow", "steps",
+        "_at", "_base", "_begun", "_each", "_ends", "_known", "_left_tokens", "_long", "_open", "_phase",
+        "_phase_end", "_phase_extra", "_phase_rate", "_short", "_step", "_waiting", "decoding", "due", "frozen",
+        "kv", "kv_tokens", "latency", "running", "sequences", "slow", "steps",
     )  # fmt: skip
 
     def __init__(self, latency: Latency, sequences: int, kv_tokens: int, slow: float = 1.0) -> None:
         self.latency, self.sequences, self.kv_tokens, self.slow = latency, sequences, kv_tokens, slow
+        self._base, self._each = latency.base_seconds, latency.each_seconds
         self.frozen = False
         self.due = math.inf
         self.steps = 0.0
@@ -214,7 +212,10 @@ class Batch:
         """Let time pass: what has happened by `now`, in order."""
         told: list[Progress] = []
         while self.due <= now:
-            self._move(self.due)
+            if self._phase_rate:
+                self._move(self.due)
+            elif self.due > self._at:
+                self._at = self.due  # the steps are set below
             ends, reached = self._ends, self._phase_end
             if ends and ends[0][0] <= reached:
                 reached = ends[0][0]
@@ -275,7 +276,7 @@ class Batch:
         self.running -= 1
         self.kv -= one.kv
         self.decoding -= 1
-        told.append(Progress(one.number, False))
+        told.append((one.number, False))
 
     def _prompts_done(self, told: list[Progress]) -> None:
         """The steps that computed prompts are through."""
@@ -288,7 +289,7 @@ class Batch:
             self._open -= one.prompt
             self._begun += one.began
             self.decoding += 1
-            told.append(Progress(one.number, True))
+            told.append((one.number, True))
             if one.new == 1:
                 self._end(one, told)
             else:
@@ -303,11 +304,11 @@ class Batch:
             self._cut()
         if self._phase_end == math.inf and (self._short or self._long):
             self._begin_phase()
-        latency, due, ends = self.latency, self._phase_end, self._ends
-        self._step = (latency.base_seconds + latency.each_seconds * self.decoding + self._phase_extra) * self.slow
+        due, ends = self._phase_end, self._ends
+        self._step = step = (self._base + self._each * self.decoding + self._phase_extra) * self.slow
         if ends and ends[0][0] < due:
             due = ends[0][0]
-        self.due = math.inf if self.frozen else self._at + (due - self.steps) * self._step
+        self.due = math.inf if self.frozen else self._at + (due - self.steps) * step
 
     def _begin_phase(self) -> None:
         """Short prompts, as many as fit, are computed in one step, and a part of a long one beside them; a long

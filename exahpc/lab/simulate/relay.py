@@ -41,6 +41,7 @@ class Relay:
         """version: of the deployment that they serve; quality: what is wrong with it; stir: called when a load has
         changed."""
         self._stir = stir
+        self._woken = self._wake  # bound once, not at each plan
         self._timeline = timeline
         self._version, self._fails, self._odd, self._draw = version, quality.fails, quality.odd, draw
         self.replicas: dict[int, Replica] = {}
@@ -167,12 +168,13 @@ class Relay:
         due = replica.batch.due
         if due < replica.due:
             replica.due = due
-            self._timeline.at(due, self._wake, replica, due)
+            self._timeline.at(due, self._woken, replica)
 
-    def _wake(self, replica: Replica, due: float) -> None:
-        if replica.due == due and replica.living:
+    def _wake(self, replica: Replica) -> None:
+        now = self._timeline.now
+        if replica.due <= now and replica.living:  # not planned anew meanwhile
             replica.due = math.inf
-            self._advance(replica, self._timeline.now)
+            self._advance(replica, now)
             self._plan(replica)
 
     def _advance(self, replica: Replica, now: float) -> None:

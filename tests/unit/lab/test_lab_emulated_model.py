@@ -19,7 +19,7 @@ def run(batch: Batch, until: float = math.inf) -> list[tuple[float, int, bool]]:
     """(when, sequence, first) of all that happens."""
     told = []
     while (due := batch.due) < until:
-        told += [(due, p.sequence, p.first) for p in batch.advance(due)]
+        told += [(due, *progress) for progress in batch.advance(due)]
     return told
 
 
@@ -138,9 +138,9 @@ def test_every_sequence_has_one_first_token_and_one_end_unless_aborted(data: st.
     while batch.due < math.inf:
         told += batch.advance(batch.due)
     assert len(batch) == batch.running == batch.kv == batch.decoding == batch.outstanding == 0
-    ended = [p.sequence for p in told if not p.first]
+    ended = [sequence for sequence, is_first in told if not is_first]
     assert sorted(ended) == sorted(set(wanted) - aborted)
-    firsts = [p.sequence for p in told if p.first]
+    firsts = [sequence for sequence, is_first in told if is_first]
     assert len(firsts) == len(set(firsts))
     assert set(ended) <= set(firsts)
     least = sum(wanted[number] for number in ended)
