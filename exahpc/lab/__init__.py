@@ -5,4 +5,7 @@ level   what one concurrency gave; pure
 knee    where more concurrency stops to pay; pure
 curve   one level after the other, beside what the deployment says of itself
 report  the curve as JSON, CSV and picture
+
+emulated  replicas that compute nothing, for tests, benches and plans
+simulate  a deployment under load and faults, by a virtual clock
 """
