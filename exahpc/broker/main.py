@@ -367,6 +367,7 @@ class Broker:
             notes,
             self._policies.ill,
             now,
+            self._policies.account.spent,
         )
 
     def _drain(self, seconds: float, now: float) -> None:

@@ -24,6 +24,7 @@ def reply(
     notes: Iterable[str],
     ill: Callable[[str], list[tuple[int, str, str]]],
     now: float,
+    node_hours: float = 0.0,
 ) -> StatusReply:
     """recovery: None with the local launcher; notes: the broker's own, shown first; ill: (slot, state, why) of an
     agent's replicas that are not healthy."""
@@ -63,6 +64,7 @@ def reply(
         entries=list(entries),
         batches=list(batches),
         notes=lines,
+        node_hours=node_hours,
     )
 
 

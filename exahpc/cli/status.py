@@ -92,7 +92,7 @@ def _view(folder: Folder, reply: StatusReply | None, *, every: bool = False) -> 
     parts: list[RenderableType] = [
         Text.assemble(
             (folder.path.name, "bold"), "  ", (f"{reply.ready}/{reply.wanted} replicas ready", colour),
-            f"  broker epoch {reply.epoch}",
+            f"  broker epoch {reply.epoch}  {reply.node_hours:.1f} node-hours",
         ),
         *fleet_view.fleet(reply, every=every),
     ]  # fmt: skip

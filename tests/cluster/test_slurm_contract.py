@@ -1,12 +1,15 @@
-"""The contract of SlurmClient, on a live cluster. Both implementations must hold it.
+"""The contract of SlurmClient, on a live cluster. All implementations must hold it.
 
-EXAHPC_SLURM_CLIENT=pyslurm runs it with pyslurm (see run-pyslurm-root); otherwise the command line is tested.
+EXAHPC_SLURM_CLIENT=pyslurm runs it with pyslurm (see run-pyslurm-root); otherwise the command line is tested, and
+(long) the same through a watcher.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from exahpc.errors import SlurmError
 from exahpc.slurm import choose, features
 from exahpc.slurm.api import JobRecord, RequeueDisabled, SlurmClient, Submission
+from exahpc.slurm.remote import Remote, Watcher
 
 from .conftest import DevCluster, wait_for
 
@@ -22,10 +26,26 @@ pytestmark = pytest.mark.cluster
 WORK = Path(__file__).with_name("work.sh")
 
 
-@pytest.fixture
-def client(cluster: DevCluster) -> SlurmClient:
+@pytest.fixture(params=["own", pytest.param("watched", marks=pytest.mark.long)])
+def client(request: pytest.FixtureRequest, cluster: DevCluster, tmp_path: Path) -> Iterator[SlurmClient]:
     features.config.cache_clear()
-    return choose(os.environ.get("EXAHPC_SLURM_CLIENT") or "cli")[0]
+    found = choose(os.environ.get("EXAHPC_SLURM_CLIENT") or "cli")[0]
+    if request.param == "own":
+        yield found
+        return
+    over = threading.Event()
+    watcher = Watcher(tmp_path / "deployment", found)
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            watcher.turn()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield Remote(tmp_path / "deployment")
+    over.set()
+    thread.join()
+    watcher.close()
 
 
 class Work:
@@ -88,6 +108,29 @@ def test_an_array_runs_and_each_task_has_its_own_record(work: Work, cluster: Dev
     assert set(records) == {f"{array}_{task}" for task in range(3)}
     assert all(record.nodes[0] in cluster.nodes for record in records.values() if record.state == "running")
     work.watch(f"{array}_1", lambda record: record.state == "completed")
+
+
+def test_a_running_job_tells_when_it_ends(work: Work) -> None:
+    began = time.time()
+    array = work.submit(60, "--time=10")
+    work.running(f"{array}_0", f"{array}_1")
+    assert began + 600 <= work.record(f"{array}_0").end <= time.time() + 602
+    assert work.record(work.submit(1, "--hold", array=None)).end == 0
+
+
+def test_jobs_are_found_by_their_name_until_they_end(work: Work) -> None:
+    array, other = work.submit(60, name="one"), work.submit(60, name="two")
+    assert work.client.named("one") == {array}
+    assert work.client.named("two") == {other}
+    work.client.cancel(other)
+    wait_for(lambda: not work.client.named("two"), "a cancelled job has ended")
+
+
+def test_nodes_hang_on_their_leaf_switches(work: Work, cluster: DevCluster) -> None:
+    first, second, third, fourth = cluster.nodes
+    leaves = work.client.topology()
+    assert set(leaves) == set(cluster.nodes)
+    assert leaves[first] == leaves[second] != leaves[third] == leaves[fourth]
 
 
 def test_pending_tasks_are_listed_singly(work: Work) -> None:

@@ -67,7 +67,7 @@ class EntryStatus(msgspec.Struct, frozen=True):
 
 
 class StatusReply(Message, frozen=True):
-    """broker -> client."""
+    """broker -> client. node_hours: used by the deployment so far."""
 
     epoch: int
     wanted: int
@@ -76,6 +76,7 @@ class StatusReply(Message, frozen=True):
     entries: list[EntryStatus]
     batches: list[BatchStatus]
     notes: list[str]
+    node_hours: float = 0.0
 
 
 class BatchOpen(Message, frozen=True):
