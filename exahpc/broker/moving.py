@@ -53,9 +53,9 @@ def may_move(
 ) -> list[str]:
     """Those of `keys` that may leave the traffic now, in order.
 
-    moving: tasks that are on their way already; most: so many at once. What is left serves the load, but one task
-    at a time may always go: else a full deployment could never change. A task without a ready replica takes
-    nothing away, and one without an agent does not even count.
+    moving: tasks that are on their way already; most: so many at once. What is left serves the load, and is not
+    nothing, but one task at a time may always go: else a full deployment could never change. A task without a
+    ready replica takes nothing away, and one without an agent does not even count.
     """
     gone = set(moving)
     left = sum(task.room for key, task in tasks.items() if key not in gone)
@@ -64,7 +64,7 @@ def may_move(
     for key in keys:
         task = tasks[key]
         if task.alive:
-            if under_way >= most or (task.room and under_way and left - task.room < load):
+            if under_way >= most or (task.room and under_way and left - task.room < max(load, 1)):
                 continue
             under_way += 1
             left -= task.room

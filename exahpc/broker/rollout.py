@@ -60,7 +60,7 @@ class Rollout:
             before.step("start", now), old=before.current, new=version, tasks=frozenset(), promoted=False
         )
         count = max(1, round(gates.canary * len(tasks)))
-        self._move([task.key for task in serving[:count]], tasks, now)
+        self._move(self._next([task.key for task in serving], tasks, 0, count), tasks, now)
         return self._actions(tasks, 0, now)
 
     def command(self, message: RolloutCommand, now: float) -> list[FleetAction]:
@@ -147,8 +147,9 @@ class Rollout:
         if self.state.phase == "reverting":
             self._moving = Moving(self._gates.seconds)
 
-    def _next(self, left: list[str], tasks: list[Task], waiting: int) -> list[str]:
-        most = max(1, int(self._gates.step * len(tasks)))
+    def _next(self, left: list[str], tasks: Sequence[Task], waiting: int, most: int = 0) -> list[str]:
+        """most: at once; default: `rollout.step`."""
+        most = most or max(1, int(self._gates.step * len(tasks)))
         by_key = {task.key: task for task in tasks}
         return may_move(left, by_key, self._moving, most, self._load(tasks, waiting))
 

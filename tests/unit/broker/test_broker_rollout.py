@@ -307,3 +307,15 @@ def test_tasks_that_are_not_wanted_any_more_hold_up_nothing_and_keep_nothing() -
     w.agents["b/0"] = parked
     w.run(40)
     assert parked.version == "", "it had come with v2, which was given up meanwhile"
+
+
+def test_a_canary_of_everything_still_leaves_what_serves() -> None:
+    w = world(4, canary=1.0, step=1.0)
+    w.start("v2")
+    assert [len(keys) for keys in w.switches] == [3]
+    w = world(4, canary=1.0, step=1.0)
+    for agent in w.agents.values():
+        agent.running = 4
+    w.start("v2")
+    assert [len(keys) for keys in w.switches] == [1]
+    w.until("done")
