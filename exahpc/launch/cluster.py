@@ -44,10 +44,7 @@ def submit(
         try:
             job = client.submit(submission)
         except SlurmError as error:
-            for job in book.jobs:
-                with contextlib.suppress(SlurmError):
-                    client.cancel(job)
-            JobBook(None, {}).save(folder.path)
+            _take_back(client, folder, book)
             what = "the head" if name == "head" else f'pool "{name}"'
             raise SlurmError(f"{what} was refused: {error}") from error
         book = msgspec.structs.replace(book, head=job) if name == "head" else book.noting(name, job)
@@ -56,8 +53,18 @@ def submit(
     return book
 
 
+def _take_back(client: SlurmClient, folder: Folder, book: JobBook) -> None:
+    for job in book.jobs:
+        with contextlib.suppress(SlurmError):
+            client.cancel(job)
+    JobBook(None, {}).save(folder.path)
+
+
 def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: Path) -> int:
-    """Submit what follows each task of the book, one job after another; returns how many. Raises SlurmError."""
+    """Submit what follows each task of the book, one job after another; returns how many.
+
+    Raises SlurmError when one is refused; then all that was submitted is cancelled.
+    """
     book, python = JobBook.load(folder.path), deployment.launcher.python or "python3"
     count = 0
     for pool in deployment.pool:
@@ -68,7 +75,11 @@ def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: 
                 made = pool_submission(
                     deployment, pool, folder.path, python, scripts, array=str(task), dependency=after
                 )
-                before = f"{client.submit(made)}_{task}"
+                try:
+                    before = f"{client.submit(made)}_{task}"
+                except SlurmError as error:
+                    _take_back(client, folder, book)
+                    raise SlurmError(f"the successor of {pool.name}/{task} was refused: {error}") from error
                 follows.append(before)
                 book = msgspec.structs.replace(book, chain={**book.chain, f"{pool.name}/{task}": follows})
                 book.save(folder.path)

@@ -149,3 +149,32 @@ def test_a_living_head_of_this_machine_submits_lost_jobs_again_but_a_dead_one_do
     processes.send([supervisor], signal.SIGKILL)
     processes.gone([supervisor], 10)
     assert (ended() or "").startswith("head ended while starting")
+
+
+CHAIN = f'{TOML}[walltime]\nsuccessors = "chain"\nchain = 2\n'
+
+
+def test_a_chain_follows_each_task_one_job_after_another_and_down_finds_it(tmp_path: Path) -> None:
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(CHAIN)
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    assert cluster.chain(client, folder, deployment, Path("/s")) == 6
+    book = JobBook.load(folder.path)
+    assert book.chain == {"a/0": ["103_0", "104_0"], "a/1": ["105_1", "106_1"], "b/0": ["107_0", "108_0"]}
+    after = [flag for job in book.jobs for flag in client.submitted[job].flags if flag.startswith("--dependency")]
+    assert after == [
+        f"--dependency=afterany:{job}" for job in ("101_0", "103_0", "101_1", "105_1", "102_0", "107_0")
+    ]
+    assert [client.submitted[job].array for job in ("103", "105", "107")] == ["0", "1", "0"]
+    assert len(cluster.living(client, folder)) == 9
+    cluster.cancel(client, folder)
+    assert client.cancelled == book.jobs
+
+
+def test_a_chain_that_is_refused_takes_everything_back(tmp_path: Path) -> None:
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(CHAIN)
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    client.refuse = "-b"
+    with pytest.raises(SlurmError, match="successor of b/0"):
+        cluster.chain(client, folder, deployment, Path("/s"))
+    assert sorted(client.cancelled) == sorted(client.submitted)
+    assert JobBook.load(folder.path).jobs == []
