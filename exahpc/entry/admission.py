@@ -58,16 +58,17 @@ class Admission:
         self._lanes: dict[str, Lane] = {}
         self._fresh: dict[str, OrderedDict[str, Record]] = {}  # by key, the newest last
         self._flex: OrderedDict[str, Record] = OrderedDict()
-        self._fresh_count = self._size = 0
+        self._fresh_count = 0
+        self.size = 0
         self.tokens = 0
         """Tokens that the waiting requests still want."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def waits(self, lane: str) -> bool:
         """Whether anybody of this lane waits: a newcomer goes behind."""
-        return self._size > 0 and lane in self._lanes and len(self._lanes[lane]) > 0
+        return lane in self._lanes and len(self._lanes[lane]) > 0
 
     def enter(self, record: Record) -> Record | None:
         """A fresh request joins the end of its key's line.
@@ -128,7 +129,7 @@ class Admission:
             lane.interrupted.move_to_end(record.id, last=False)
 
     def _join(self, record: Record) -> Lane:
-        self._size += 1
+        self.size += 1
         self.tokens += record.tokens
         record.line = ALONE if record.alone else record.lane
         lane = self._lanes.get(record.line)
@@ -144,7 +145,7 @@ class Admission:
     def take(self, record: Record) -> None:
         """`record`, which is `next`, goes to a replica."""
         self._leave(record, served=True)
-        self._pace.leave()
+        self._pace.left += 1
 
     def leave(self, record: Record) -> None:
         """It has ended; no error when it did not wait."""
@@ -160,7 +161,7 @@ class Admission:
                 queue.take(record)
             else:
                 queue.remove(record)
-        self._size -= 1
+        self.size -= 1
         self.tokens -= record.tokens
         record.line = None
         self._uncount(record)

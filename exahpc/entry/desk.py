@@ -61,14 +61,15 @@ class Desk(Moves):
 
     def open(self, record: Record, now: float) -> list[Action]:
         """A fresh request. Raises RequestError (429), before anything is kept, when too many wait."""
-        self.interruptions.arrives(record, now)
-        record.lane = self.router.lane(record)
-        if not self.admission.waits(ALONE if record.alone else record.lane):
+        if self.interruptions.remembered:
+            self.interruptions.arrives(record, now)
+        if not self.admission.size or not self.admission.waits(self._lane(record)):
             replica = self.pick(record, now)
             if replica is not None:
                 self._begin(record, now)
-                self.pace.leave()
+                self.pace.left += 1
                 return [self.send(record, replica, now)]
+        record.lane = self.router.lane(record)
         try:
             gone = self.admission.enter(record)
         except RequestError as error:
@@ -77,6 +78,9 @@ class Desk(Moves):
             raise
         self._begin(record, now)
         return [] if gone is None else [self.decline(gone, self.admission.gave_way())]
+
+    def _lane(self, record: Record) -> str:
+        return ALONE if record.alone else self.router.lane(record)
 
     def _begin(self, record: Record, now: float) -> None:
         self.ledger.open(record, now)

@@ -26,15 +26,15 @@ class Interruptions:
 
     def __init__(self, attempts: int) -> None:
         self._attempts = attempts
-        self._quarantine: OrderedDict[bytes, float] = OrderedDict()  # fingerprint -> until, the newest last
+        self.remembered: OrderedDict[bytes, float] = OrderedDict()
+        """Fingerprints of what was quarantined, and until when; the newest last."""
         self.suspects = self.quarantined = 0
 
     def arrives(self, record: Record, now: float) -> None:
         """A fresh request: one that was quarantined lately, and comes again with the same key, runs alone."""
-        if not self._quarantine:
-            return
-        mark = _fingerprint(record)
-        if self._quarantine.get(mark, now) > now:
+        while self.remembered and next(iter(self.remembered.values())) <= now:
+            self.remembered.popitem(last=False)
+        if _fingerprint(record) in self.remembered:
             record.alone = True
             self.suspects += 1
 
@@ -54,15 +54,15 @@ class Interruptions:
 
     def cleared(self, record: Record) -> None:
         """It ran alone and came to its end: what killed the replicas was something else."""
-        self._quarantine.pop(_fingerprint(record), None)
+        self.remembered.pop(_fingerprint(record), None)
 
     def _convict(self, record: Record, now: float) -> RequestError:
         self.quarantined += 1
         mark = _fingerprint(record)
-        self._quarantine[mark] = now + MEMORY_SECONDS
-        self._quarantine.move_to_end(mark)
-        if len(self._quarantine) > REMEMBERED:
-            self._quarantine.popitem(last=False)
+        self.remembered[mark] = now + MEMORY_SECONDS
+        self.remembered.move_to_end(mark)
+        if len(self.remembered) > REMEMBERED:
+            self.remembered.popitem(last=False)
         deaths = "; ".join(f"({number}) {story}" for number, story in enumerate(record.own_exits, 1))
         message = (
             f"this request is quarantined: {len(record.own_exits)} replicas ended by themselves while they worked "

@@ -80,7 +80,8 @@ class Moves:
 
     def end(self, record: Record, how: str) -> None:
         self.release(record)
-        self.admission.leave(record)
+        if record.line is not None:
+            self.admission.leave(record)
         self.ledger.end(record, how)
 
     def refuse(self, record: Record, error: RequestError) -> Refuse:
@@ -119,7 +120,7 @@ class Moves:
     def pump(self, now: float) -> list[Action]:
         """Send who waits, in order, as long as a replica takes the first one of some lane."""
         actions: list[Action] = []
-        if not len(self.admission):
+        if not self.admission.size:
             return actions
         blocked: set[str] = set()
         while (record := self.admission.next(blocked)) is not None:

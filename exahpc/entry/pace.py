@@ -17,23 +17,20 @@ class Pace:
     def __init__(self, draw: Callable[[int], int]) -> None:
         self._draw = draw
         self._rate = 0.0
-        self._left = 0
         self._since = 0.0
+        self.left = 0
+        """Requests that went to a replica since the last tick."""
         self.told = 0
         """The last Retry-After, in seconds."""
 
-    def leave(self) -> None:
-        """A request left the line for a replica, or found one at once."""
-        self._left += 1
-
     def tick(self, now: float) -> None:
-        """Take in what left since the last call: an exponentially weighted average of requests a second."""
+        """Take in `left`: an exponentially weighted average of requests a second."""
         seconds = now - self._since
         if seconds <= 0:
             return
         share = 1 - math.exp(-seconds / _WINDOW)
-        self._rate += share * (self._left / seconds - self._rate)
-        self._left, self._since = 0, now
+        self._rate += share * (self.left / seconds - self._rate)
+        self.left, self._since = 0, now
 
     def retry_after(self, ahead: int) -> int:
         """Seconds until the line of `ahead` requests has gone at the present pace: for those who are turned away.

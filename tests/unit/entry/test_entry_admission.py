@@ -214,7 +214,7 @@ def draining(rate: float, seconds: int = 60, draw: int = 512) -> Pace:
     pace = Pace(lambda n: draw)
     for tick in range(4 * seconds):
         for _ in range(round(rate / 4)):
-            pace.leave()
+            pace.left += 1
         pace.tick(tick / 4)
     return pace
 
