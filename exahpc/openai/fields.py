@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from exahpc.errors import RequestError
@@ -30,6 +30,11 @@ class Fields:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Those that the body gives."""
+        return self._body
 
     def get(self, name: str) -> Any:
         """The raw value, or None."""

@@ -35,6 +35,10 @@ _UNSUPPORTED_COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_logprobs": ((0,), 'the number of alternatives is the value of "logprobs" here'),
     "suffix": (("",), "the model only goes on from a prompt; leave it out"),
 }
+_REFUSED: dict[Kind, dict[str, tuple[tuple[Any, ...], str]]] = {
+    "chat": _UNSUPPORTED,
+    "completion": _UNSUPPORTED | _UNSUPPORTED_COMPLETION,
+}
 _COMMON = {
     "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "logprobs", "min_tokens", "stop", "stop_token_ids", "seed", "n", "best_of",
@@ -49,8 +53,7 @@ KNOWN: dict[Kind, frozenset[str]] = {
 
 def refuse_unsupported(fields: Fields, kind: Kind) -> None:
     """What would change the answer and is not built, unless its value asks for nothing."""
-    for name, (values, remedy) in _UNSUPPORTED.items():
-        fields.neutral(name, values, remedy)
-    if kind == "completion":
-        for name, (values, remedy) in _UNSUPPORTED_COMPLETION.items():
-            fields.neutral(name, values, remedy)
+    table = _REFUSED[kind]
+    for name in fields.names:
+        if name in table:
+            fields.neutral(name, *table[name])
