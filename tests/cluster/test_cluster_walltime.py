@@ -1,4 +1,4 @@
-"""Tasks whose time runs out, on the development cluster: real Slurm, real MPI, the official client.
+"""Tasks whose time runs out or is taken, on the development cluster: real Slurm, real MPI, the official client.
 
 Three nodes; tasks ask for few CPUs, so a task and its successor may share a node.
 """
@@ -26,12 +26,13 @@ path = "{model}"
 dtype = "float32"
 context = 1024
 [slurm]
-partition = "main"
-time = "5"
+partition = "{partition}"
+time = "{time}"
 [[pool]]
 name = "a"
 replicas = 2
 max_sequences = 8
+{more}
 [head]
 entries = 1
 slurm.time = "1:00:00"
@@ -40,7 +41,6 @@ backoff_seconds = 0.2
 beat_seconds = 1.0
 [walltime]
 drain_seconds = 20
-{more}
 """
 
 
@@ -49,7 +49,8 @@ def nodes() -> Iterator[DevCluster]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    cluster = DevCluster("wt", 3)
+    low = "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=5 GraceTime=15"
+    cluster = DevCluster("wt", 3, DEVCLUSTER_EXTRA=low)
     cluster.up()
     yield cluster
     cluster.down()
@@ -74,7 +75,8 @@ def test_every_task_is_succeeded_before_its_time_is_over_and_no_request_fails(
 ) -> None:
     live = Live(home, "wall", {"SLURM_CONF": nodes.conf})
     try:
-        live.up(TOML.format(name="wall", model=home / "models" / "tiny", more=""))
+        model = home / "models" / "tiny"
+        live.up(TOML.format(name="wall", model=model, partition="main", time="5", more=""))
         first = jobs(live)
         assert set(first) == {0, 1}
         load = Load(live, streams=3, tokens=200)
@@ -107,6 +109,38 @@ def test_every_task_is_succeeded_before_its_time_is_over_and_no_request_fails(
         until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
     finally:
         live.run("down", "wall", "--seconds", "0", check=False)
+        nodes.clear()
+
+
+@pytest.mark.parametrize("partition", ["main", "low"])
+def test_a_preempted_task_comes_back_under_its_id_and_no_request_fails(
+    nodes: DevCluster, home: Path, partition: str
+) -> None:
+    """B44. In "low", Slurm gives 15 s of grace."""
+    live = Live(home, f"pre-{partition}", {"SLURM_CONF": nodes.conf})
+    try:
+        model, apart = home / "models" / "tiny", 'slurm.gres = "gpu:tile:7"'
+        live.up(TOML.format(name=live.name, model=model, partition=partition, time="1:00:00", more=apart))
+        first, before = jobs(live), {task: live.incarnation("a", task, task) for task in (0, 1)}
+        head = live.folder.head()
+        assert head is not None
+        task, node = next(
+            (task, agent.node) for task in (0, 1) if (agent := live.agent("a", task)) and agent.node != head.host
+        )
+        load = Load(live, streams=3, tokens=200)
+        urgent = ("sbatch", "--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive")
+        job = nodes.run(*urgent, "--output=/dev/null", "--wrap=sleep 10").strip()
+        until("the urgent job has run", lambda: not alive(nodes, [job]), 90, every=0.5)
+        until("the task is back", lambda: live.incarnation("a", task, task) > before[task], 150, every=0.5)
+        until("all are ready", lambda: live.ready() == 2, 60)
+        load.stop()
+        assert load.texts
+        for prompt in {p for p, _ in load.texts}:
+            assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 200)}
+        assert jobs(live) == first, "requeued, not submitted a second time"
+        assert len(JobBook.load(live.folder.path).pools["a"]) == 1
+    finally:
+        live.run("down", live.name, "--seconds", "0", check=False)
         nodes.clear()
 
 
