@@ -623,3 +623,15 @@ def test_who_only_waited_at_a_replica_is_not_to_blame_for_its_end() -> None:
     actions = made.replica_gone(0, own_exit=True, story="signal 11")
     assert [(f.request, f.own_exit) for f in told(actions, Failed)] == [("killer", True)]
     assert [b.request for b in told(actions, Busy)] == ["s"]
+
+
+def test_a_request_that_goes_on_elsewhere_draws_as_if_nothing_had_happened() -> None:
+    """Seed, stream and position count on, and penalties see the tokens that were emitted."""
+    asked = {"n": 2, "temperature": 1.0, "presence_penalty": 0.5, "min_tokens": 3, "stream": True}
+    fresh = admits(relay().submit(P, submit(**asked), 0.0))
+    resume = [Resume(0, ids("abc"), 3), Resume(1, ids("x"), 1)]
+    again = admits(relay().submit(P, submit(attempt=2, resume=resume, first=False, **asked), 0.0))
+    for before, after, had in zip(fresh, again, resume, strict=True):
+        assert (after.seed, after.stream, after.sampling) == (before.seed, before.stream, before.sampling)
+        assert (after.ids, after.position) == (before.ids + had.ids, len(had.ids))
+        assert after.new == before.new - len(had.ids)
