@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from exahpc.agent.choice import Choice
 from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
 from exahpc.lab.simulate.outcomes import Client
@@ -84,7 +83,7 @@ class Relay:
             replica = work.replica
             self._advance(replica, self._timeline.now)
             replica.batch.abort(work.sequence, self._timeline.now)
-            replica.capacity.leave(cast(Choice, work))
+            replica.leave(work)
             self._plan(replica)
 
     # --- replicas --------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class Relay:
         self._advance(replica, self._timeline.now)
         replica.living = False
         replica.count()
-        for work in list(cast("dict[int, Work]", replica.capacity.running).values()):
+        for work in list(replica.works.values()):
             self._works.pop(work.request, None)
             self._progress(work)
             failed = Failed(work.request, work.attempt, 503, why, retry=True, own_exit=own_exit)
@@ -113,7 +112,7 @@ class Relay:
             self._advance(replica, self._timeline.now)
             replica.living = False
             replica.count()
-            for work in list(cast("dict[int, Work]", replica.capacity.running).values()):
+            for work in list(replica.works.values()):
                 self._progress(work)
 
     def change(self, slot: int, *, slow: float | None = None, frozen: bool | None = None) -> None:
@@ -131,7 +130,7 @@ class Relay:
         now = self._timeline.now
         found: dict[int, tuple[int, Batch]] = {}
         for slot, replica in self.replicas.items():
-            running = replica.capacity.running
+            running = replica.works
             if not running:
                 continue
             self._advance(replica, now)
@@ -141,7 +140,7 @@ class Relay:
             tokens = replica.batch.tokens()
             found[slot] = (tokens - replica.told_tokens, replica.batch)
             replica.told_tokens = tokens
-            for work in cast("dict[int, Work]", running).values():
+            for work in running.values():
                 if now - work.told_at > PROGRESS and work.count > work.told:
                     self._progress(work)
         return found
@@ -150,9 +149,7 @@ class Relay:
         """Of replicas that have work, or had some when this was last asked."""
         stirred, self.stirred = self.stirred, set()
         return [
-            replica.load
-            for slot, replica in sorted(self.replicas.items())
-            if slot in stirred or replica.capacity.running
+            replica.load for slot, replica in sorted(self.replicas.items()) if slot in stirred or replica.works
         ]
 
     def _changed(self, slot: int) -> None:
@@ -179,9 +176,9 @@ class Relay:
 
     def _advance(self, replica: Replica, now: float) -> None:
         """What has happened by now."""
-        running = replica.capacity.running
+        running = replica.works
         for sequence, first in replica.batch.advance(now):
-            work = cast(Work, running[sequence])
+            work = running[sequence]
             if not first:
                 self._ended(replica, work, now)
             elif self._fails and self._draw() < self._fails:
@@ -193,7 +190,7 @@ class Relay:
     def _cannot(self, replica: Replica, work: Work, now: float) -> None:
         """The replica cannot compute this sequence."""
         replica.capacity.meter.failed += 1
-        replica.capacity.leave(cast(Choice, work))
+        replica.leave(work)
         replica.batch.abort(work.sequence, now)
         del self._works[work.request]
         why = "the replica could not compute this sequence"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from exahpc.agent.capacity import Capacity
-from exahpc.agent.choice import Choice
 from exahpc.agent.service import VARIED, Meter, Timing
 from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
@@ -52,14 +51,15 @@ class Work:
 
 class Replica:
     """One incarnation that serves. slot, incarnation: see `wire.messages`; due: when it is woken next; living: it
-    has not been lost; told_tokens: see `Relay.look`."""
+    has not been lost; told_tokens: see `Relay.look`; works: what runs, by sequence, as the capacity counts it."""
 
-    __slots__ = ("batch", "capacity", "due", "incarnation", "living", "slot", "told_tokens")
+    __slots__ = ("batch", "capacity", "due", "incarnation", "living", "slot", "told_tokens", "works")
 
     def __init__(self, hello: ReplicaHello, batch: Batch, meter: Meter) -> None:
         self.slot, self.incarnation = hello.slot, hello.incarnation
         self.batch = batch
         self.capacity = Capacity(hello, meter)
+        self.works = cast("dict[int, Work]", self.capacity.running)
         self.due = math.inf
         self.living = True
         self.told_tokens = 0
@@ -76,12 +76,14 @@ class Replica:
         work.replica = self
         work.timing = Timing(now)
         work.told_at = now
-        self.capacity.start(cast(Choice, work), sequence)
+        choice: Any = work
+        self.capacity.start(choice, sequence)
         self.batch.admit(sequence, work.prefill, max(1, work.new - work.count), now)
 
     def started(self, work: Work, now: float, *, odd: bool) -> None:
         """Its first token of this attempt. odd: all of them will be the same."""
-        self.capacity.meter.first(cast(Choice, work), 0 if odd else VARIED, now)
+        choice: Any = work
+        self.capacity.meter.first(choice, 0 if odd else VARIED, now)
         work.left -= work.prefill + 1
         work.prefill = 0
         work.count += 1
@@ -89,17 +91,23 @@ class Replica:
     def ended(self, work: Work, now: float) -> None:
         """It has all its tokens."""
         meter = self.capacity.meter
-        meter.odd += meter.ended(cast(Choice, work), now)
+        choice: Any = work
+        meter.odd += meter.ended(choice, now)
         meter.served += 1
-        self.capacity.leave(cast(Choice, work))
+        self.capacity.leave(choice)
+
+    def leave(self, work: Work) -> None:
+        """It ended otherwise."""
+        choice: Any = work
+        self.capacity.leave(choice)
 
     def count(self) -> None:
         """Bring the books of all sequences up to where the batch is."""
-        for sequence, choice in self.capacity.running.items():
-            if not choice.prefill:
-                fresh = cast(Work, choice).had + self.batch.emitted(sequence) - choice.count
-                choice.count += fresh
-                choice.left -= fresh
+        for sequence, work in self.works.items():
+            if not work.prefill:
+                fresh = work.had + self.batch.emitted(sequence) - work.count
+                work.count += fresh
+                work.left -= fresh
 
     def service(self, now: float) -> Service:
         """What the meter says."""
