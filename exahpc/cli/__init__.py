@@ -12,6 +12,7 @@ from exahpc import __version__
 from exahpc.errors import ExahpcError
 
 _COMMANDS = {
+    "plan": "exahpc.cli.plan:plan",
     "up": "exahpc.cli.up:up",
     "status": "exahpc.cli.status:status",
     "url": "exahpc.cli.access:url",

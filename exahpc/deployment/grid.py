@@ -80,33 +80,56 @@ def kv_heads_of_rank(shape: ModelShape, ranks: int, rank: int) -> int:
     return shape.kv_heads // ranks + (rank < shape.kv_heads % ranks)
 
 
+class Part(msgspec.Struct, frozen=True):
+    """Bytes of the fullest rank of one pipeline stage. kv_of_layer: of a cached token in one of its layers."""
+
+    layers: int
+    weights: int
+    kv_of_layer: int
+
+    @property
+    def kv_per_token(self) -> int:
+        return self.layers * self.kv_of_layer
+
+
+def parts(
+    shape: ModelShape,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    dtype: Dtype,
+    quantization: Quantization = "none",
+) -> tuple[Part, ...]:
+    """What each pipeline stage's fullest rank holds, on a grid that `architectures.check` found good."""
+    size, tp, pp = BYTES[dtype], tensor_parallel, pipeline_parallel
+    layer, table = shape.layer_bytes(dtype, quantization), shape.table * size
+    heads = kv_heads_of_rank(shape, tp, 0)  # not split: uneven ranks exist
+    heads_part = shape.attention / shape.layer_parameters
+    layer_of_rank = layer * (heads_part * heads / shape.kv_heads + (1 - heads_part) / tp)
+    found = []
+    for stage, layers in enumerate(stage_layers(shape, pp)):
+        weights = layers * layer_of_rank
+        if stage == 0:  # every rank looks tokens up by itself
+            weights += table + shape.learned_positions * shape.hidden * size
+        if stage == pp - 1 and (pp > 1 or not shape.tied):  # tied: the first stage's embedding once more
+            weights += table / tp
+        found.append(Part(layers, int(weights), 2 * heads * shape.head_size * size))
+    return tuple(found)
+
+
 def ledger(
     shape: ModelShape, pool: Pool, context: int, dtype: Dtype, quantization: Quantization = "none"
 ) -> Ledger:
     """Memory of one replica of this pool, whose grid `architectures.check` found good for the model."""
-    size, tp, pp = BYTES[dtype], pool.tensor_parallel, pool.pipeline_parallel
-    tokens, counts = kv_tokens(pool, context), stage_layers(shape, pp)
-    layer, table = shape.layer_bytes(dtype, quantization), shape.table * size
+    size, pp = BYTES[dtype], pool.pipeline_parallel
+    tokens, copies = kv_tokens(pool, context), shape.tied and pp > 1
     rest = (shape.parameters - shape.layers * shape.layer_parameters) * size
-    share = kv_heads_of_rank(shape, tp, 0) / shape.kv_heads  # heads are not split: uneven ranks exist
-    heads_part = shape.attention / shape.layer_parameters
-    layer_of_rank = layer * (heads_part * share + (1 - heads_part) / tp)
-    kv_of_layer = 2 * shape.kv_heads * shape.head_size * size
-    copies = shape.tied and pp > 1  # the last stage's output layer is the first one's embedding once more
-    ranks = []
-    for stage, layers in enumerate(counts):
-        weights = layers * layer_of_rank
-        if stage == 0:  # every rank looks tokens up by itself
-            weights += table + shape.learned_positions * shape.hidden * size
-        if stage == pp - 1 and (copies or not shape.tied):
-            weights += table / tp
-        ranks.append((int(weights), int(layers * kv_of_layer * share * tokens)))
-    rank_weights, rank_kv = max(ranks, key=sum)
+    found = parts(shape, pool.tensor_parallel, pp, dtype, quantization)
+    fullest = max(found, key=lambda part: part.weights + part.kv_per_token * tokens)
     return Ledger(
-        weights=shape.layers * layer + rest + copies * table,
-        kv_per_token=shape.layers * kv_of_layer,
+        weights=shape.layers * shape.layer_bytes(dtype, quantization) + rest + copies * shape.table * size,
+        kv_per_token=shape.layers * 2 * shape.kv_heads * shape.head_size * size,
         kv_tokens=tokens,
-        rank_weights=rank_weights,
-        rank_kv=rank_kv,
-        layers=counts,
+        rank_weights=fullest.weights,
+        rank_kv=fullest.kv_per_token * tokens,
+        layers=tuple(part.layers for part in found),
     )

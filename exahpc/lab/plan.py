@@ -1,0 +1,207 @@
+"""A plan: a model on nodes of a shape, from its sizes to the fleet, and the deployment that it makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exahpc.deployment.architectures import check
+from exahpc.deployment.families import FAMILIES
+from exahpc.deployment.grid import kv_tokens
+from exahpc.deployment.known_models import KNOWN, find
+from exahpc.deployment.memory import Case, Grid, Rank, most_tokens, rank
+from exahpc.deployment.rules import merged
+from exahpc.deployment.shape import ModelShape
+from exahpc.deployment.sizing import Choice, Fleet, best, choice, choices, fleet_for, fleet_of
+from exahpc.deployment.spec import Deployment, Pool
+from exahpc.errors import DeploymentError
+
+CONTEXT = 4096
+"""Where nobody says: enough for most questions, and within what all known models were made for."""
+
+
+class Device(msgspec.Struct, frozen=True):
+    """What one rank runs on. memory, runtime: bytes, see `memory.Case`; per_node: ranks that a node takes."""
+
+    title: str
+    memory: int
+    runtime: int
+    per_node: int
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is to be served. tokens: of one sequence, prompt and answer; concurrency, nodes: one of them or none;
+    headroom: share of the concurrency on top; grid: None for the best one."""
+
+    tokens: int
+    concurrency: int | None = None
+    nodes: int | None = None
+    headroom: float = 0.3
+    grid: Grid | None = None
+    reserve: float = 0.05
+    kv_bytes: float | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """kv_per_token: bytes of one token in all layers; kv_room: tokens that the chosen grid has room for; grids:
+    all that were looked at; fleet: None where nothing says how large it is; deployment: with the chosen grid."""
+
+    device: Device
+    kv_per_token: float
+    kv_room: int
+    tokens: int
+    rank: Rank
+    chosen: Choice
+    grids: tuple[Choice, ...]
+    fleet: Fleet | None
+    deployment: Deployment
+
+
+def config_of(model: str) -> tuple[Mapping[str, Any], Path | None]:
+    """(config.json, folder) of a checkpoint's folder, of the file itself, or (sizes, None) of a known model.
+
+    Raises DeploymentError for what is none of them.
+    """
+    path = Path(model).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        known = find(model)
+        if known is None:
+            raise DeploymentError(
+                f"MODEL = {model!r}: no such file or folder with a config.json, and no known model "
+                f"(`exahpc plan --list` names them)"
+            )
+        return KNOWN[known], None
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{file} cannot be read: {error}: name a Hugging Face config.json") from None
+    if not isinstance(config, dict):
+        raise DeploymentError(f"{file} must hold one JSON object, as a Hugging Face config.json does")
+    return config, file.absolute().parent
+
+
+def served(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") in FAMILIES
+
+
+def make(
+    deployment: Deployment, pool: Pool, config: Mapping[str, Any], device: Device, wish: Wish, *, fixed: bool
+) -> Plan:
+    """The plan for one pool of a deployment.
+
+    fixed: the pool's grid, cache and replicas a task are as its file says; else they are chosen here. A known
+    model that is not served is planned for all the same. Raises DeploymentError when it cannot work.
+    """
+    model = deployment.model
+    known = None if not served(config) and config in KNOWN.values() else config
+    if known is not None:
+        check(known, tensor_parallel=1, pipeline_parallel=1, context=model.context)
+    _check(wish, model.context)
+    case = Case(
+        ModelShape.of(config), model.dtype, model.quantization, model.context, pool.max_sequences,
+        device.memory, device.runtime, wish.reserve, wish.kv_bytes,
+    )  # fmt: skip
+    grids = choices(case, known, device.per_node, wish.tokens)
+    grid = Grid(pool.tensor_parallel, pool.pipeline_parallel) if fixed else wish.grid
+    if grid is None:
+        chosen = best(grids) or _nothing(grids)
+    else:
+        chosen = choice(case, known, device.per_node, wish.tokens, grid)
+        if chosen.problem:
+            raise DeploymentError(
+                f"tensor_parallel = {grid.tensor_parallel}, pipeline_parallel = {grid.pipeline_parallel}: "
+                f"{chosen.problem}"
+            )
+    if fixed:
+        chosen = _as_written(case, chosen, pool, device, model.context, wish.tokens)
+    fleet = _fleet(chosen, pool, wish, fixed)
+    replicas = fleet.replicas if fleet else chosen.replicas_per_node
+    pool = msgspec.structs.replace(
+        pool,
+        tensor_parallel=chosen.tensor_parallel,
+        pipeline_parallel=chosen.pipeline_parallel,
+        nodes_per_replica=chosen.nodes_per_replica,
+        replicas_per_task=chosen.replicas_per_node,
+        replicas=replicas,
+        max_sequences=pool.max_sequences if fixed else chosen.sequences,
+        kv_tokens=pool.kv_tokens if fixed else chosen.tokens,
+    )
+    pools = tuple(pool if one.name == pool.name else one for one in deployment.pool)
+    return Plan(
+        device=device,
+        kv_per_token=case.kv_per_token,
+        kv_room=most_tokens(case, chosen.grid),
+        tokens=wish.tokens,
+        rank=rank(case, chosen.grid, chosen.tokens),
+        chosen=chosen,
+        grids=tuple(grids),
+        fleet=fleet,
+        deployment=msgspec.structs.replace(deployment, pool=pools),
+    )
+
+
+def devices_of_node(deployment: Deployment, pool: Pool) -> int | None:
+    """Accelerators of a node by the file's gres or gpus_per_node ("gpu:a100:4": 4); None where it says nothing."""
+    resources = merged(deployment.slurm, pool.slurm)
+    last = (resources.gpus_per_node or resources.gres or "").split("(")[0].rsplit(":", 1)[-1]
+    return int(last) if last.isdecimal() and int(last) else None
+
+
+def _check(wish: Wish, context: int) -> None:
+    if not 1 <= wish.tokens <= context:
+        raise DeploymentError(
+            f"--tokens = {wish.tokens}: a sequence has 1 to {context} tokens (the context): "
+            "lower it, or raise --context"
+        )
+    if wish.concurrency is not None and wish.nodes is not None:
+        raise DeploymentError(
+            f"--concurrency = {wish.concurrency} and --nodes = {wish.nodes}: one follows from the other, give one"
+        )
+
+
+def _nothing(grids: list[Choice]) -> Choice:
+    tightest = max(grids, key=lambda one: (one.problem.startswith(("a rank", "room")), one.grid.ranks))
+    grid = f"TP {tightest.tensor_parallel} x PP {tightest.pipeline_parallel}"
+    raise DeploymentError(
+        f"no grid works; the largest one tried, {grid}: {tightest.problem}. "
+        "Else: --quantization int8, a shorter --context, or accelerators with more memory"
+    )
+
+
+def _as_written(case: Case, chosen: Choice, pool: Pool, device: Device, context: int, tokens: int) -> Choice:
+    """The choice with what the file says in the place of what would be best."""
+    room, wanted = most_tokens(case, chosen.grid), kv_tokens(pool, context)
+    where = f"pool {pool.name!r}"
+    if wanted > room:
+        raise DeploymentError(
+            f"{where}: kv_tokens = {wanted}{'' if pool.kv_tokens else ' (max_sequences x context / 2)'}, but "
+            f"there is room for {room}: set kv_tokens to at most {room}, or use more ranks"
+        )
+    ranks = pool.replicas_per_task * pool.ranks_per_replica // pool.nodes_per_replica
+    if ranks > device.per_node:
+        raise DeploymentError(
+            f"{where}: replicas_per_task = {pool.replicas_per_task} needs {ranks} accelerators a node, which has "
+            f"{device.per_node}: lower it, or say --per-node"
+        )
+    held = wanted // tokens
+    return msgspec.structs.replace(
+        chosen,
+        tokens=wanted,
+        held=held,
+        sequences=min(held, pool.max_sequences),
+        nodes_per_replica=pool.nodes_per_replica,
+        replicas_per_node=pool.replicas_per_task,
+    )
+
+
+def _fleet(chosen: Choice, pool: Pool, wish: Wish, fixed: bool) -> Fleet | None:
+    if wish.concurrency is not None:
+        return fleet_for(wish.concurrency, wish.headroom, chosen)
+    if wish.nodes is not None:
+        return fleet_of(wish.nodes, wish.headroom, chosen)
+    return fleet_of(pool.tasks * pool.nodes_per_replica, wish.headroom, chosen) if fixed else None

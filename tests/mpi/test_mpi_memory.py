@@ -1,0 +1,51 @@
+"""The ledger of `exahpc plan` is what ranks really hold, within a twentieth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_helpers import HERE, ranks
+
+from exahpc.deployment.grid import ledger
+from exahpc.deployment.shape import ModelShape
+from exahpc.deployment.spec import Pool
+
+TOKENS = 16_384
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty megabytes in bfloat16: large beside a page, small beside a laptop."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("memory")
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
+def test_weights_and_cache_take_what_the_ledger_says(model: Path, tp: int, pp: int) -> None:
+    done = ranks(tp * pp, HERE / "memory_program.py", str(tp), str(pp), str(TOKENS), model)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
+    found = json.loads(line.removeprefix("RESULT "))
+    shape = ModelShape.of(json.loads((model / "config.json").read_text()))
+    pool = Pool(name="a", tensor_parallel=tp, pipeline_parallel=pp, kv_tokens=TOKENS)
+    wanted = ledger(shape, pool, 2048, "bfloat16")
+    assert found["weights"] == pytest.approx(wanted.weights, rel=0.05)
+    assert max(found["kv"]) == pytest.approx(wanted.rank_kv, rel=0.05)
+    assert sum(found["kv"]) == pytest.approx(wanted.kv, rel=0.05)

@@ -1,0 +1,139 @@
+"""`exahpc plan`: one command from a model to nodes, back, and to a deployment file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from exahpc.cli import main
+from exahpc.deployment.known_models import KNOWN
+from exahpc.deployment.parse import load
+
+JOBS = Path(__file__).parents[3] / "jobs"
+H100 = ("--accelerator", "h100-80")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAHPC_HOME", str(tmp_path / "home"))
+
+
+def run(*argv: str | Path) -> Result:
+    return CliRunner().invoke(main, ["plan", *map(str, argv)])
+
+
+def data(*argv: str | Path) -> dict[str, Any]:
+    done = run(*argv, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "Mine-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dict(KNOWN["llama-3.1-8b"])))
+    return folder
+
+
+def test_folder_file_and_name_of_a_model_give_the_same_plan(checkpoint: Path) -> None:
+    plans = [data(model, *H100) for model in (checkpoint, checkpoint / "config.json", "Llama-3.1-8B-Instruct")]
+    assert plans[0]["rank"] == plans[1]["rank"] == plans[2]["rank"]
+    assert plans[0]["grids"] == plans[2]["grids"]
+
+
+def test_the_example_of_the_documentation_and_its_sbatch_lines() -> None:
+    done = run("llama-3.1-70b", *H100, "--context", "8192", "--concurrency", "5000")
+    assert done.exit_code == 0, done.output
+    for word in ("weights", "KV cache", "reserve", "free", "TP 4 x PP 1", "16x1", "sbatch --parsable"):
+        assert word in done.output
+    told = data("llama-3.1-70b", *H100, "--context", "8192", "--concurrency", "5000")
+    assert f"--array={told['fleet']['array']}" in told["commands"][-1]
+    assert told["fleet"]["nodes"] * told["replica"]["replicas_per_node"] >= told["fleet"]["replicas"]
+
+
+def test_5000_at_once_on_nodes_of_twelve_need_68() -> None:
+    file, shape = JOBS / "many-nodes.toml", ("--accelerator", "pvc-tile", "--tokens", "2048")
+    there = data(file, *shape, "--concurrency", "5000")
+    assert (there["replica"]["sequences"], there["fleet"]["replicas"], there["fleet"]["nodes"]) == (8, 813, 68)
+    assert "--array=0-67" in there["commands"][-1]
+    assert data(file, *shape, "--nodes", "68")["fleet"]["concurrency"] == 5021
+    assert data(file, *shape)["fleet"]["nodes"] == 256  # as the file says
+
+
+def test_a_given_kv_size_replaces_the_models() -> None:
+    shape = ("llama-2-70b", "--quantization", "int8", "--context", "2000", "--tensor-parallel", "1")
+    card = ("--memory", "80GB", "--per-node", "1", "--reserve", "0")
+    half = data(*shape, *card, "--kv-bytes-per-token", "0.5MB")
+    assert half["kv_bytes_per_token"] == 500_000
+    assert 7 <= half["kv_room_tokens"] // 2000 <= 9
+    assert half["kv_room_tokens"] * 500_000 < 10e9
+    assert data(*shape, *card)["kv_bytes_per_token"] == 320 * 1024
+
+
+def test_one_command_from_a_models_folder_to_a_deployment_file(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "jobs" / "mine.toml"
+    done = run(checkpoint, *H100, "--concurrency", "100", "--write", file)
+    assert done.exit_code == 0, done.output
+    found = load(file.read_text())
+    assert (found.name, found.model.path, found.slurm.gpus_per_node) == ("mine", str(checkpoint), "4")
+    pool = found.pool[0]
+    assert (pool.replicas, pool.replicas_per_task, pool.kv_tokens) == (9, 4, 16 * 4096)
+    again = data(file, *H100)
+    assert again["replica"]["sequences"] == pool.max_sequences == 16
+    before = file.read_text()
+    done = run(checkpoint, *H100, "--write", file)
+    assert (done.exit_code, file.read_text()) == (2, before)
+
+
+def test_a_model_that_is_not_served_is_planned_for_but_not_written(tmp_path: Path) -> None:
+    assert "not served" in run("gemma-2-9b", *H100).output
+    assert data("gemma-2-9b", *H100)["model"]["served"] is False
+    done = run("gemma-2-9b", *H100, "--write", tmp_path / "a.toml")
+    assert (done.exit_code, (tmp_path / "a.toml").exists()) == (2, False)
+
+
+def test_this_machine_is_planned_for_without_an_accelerator(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "config.json").write_text(json.dumps(dict(KNOWN["smollm2-135m"])))
+    text = f'name = "a"\nmodel.path = "{checkpoint}"\n[launcher]\nkind = "local"\n[[pool]]\nname = "cpu"\n'
+    (tmp_path / "a.toml").write_text(text + "replicas = 2\nreplicas_per_task = 2\n")
+    found = data(tmp_path / "a.toml", "--memory", "8GiB")
+    assert (found["device"]["per_node"], found["commands"]) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("nobody", *H100), "MODEL = 'nobody': no such file"),
+        (("llama-3.1-8b",), "Give --accelerator (v100-32"),
+        (("llama-3.1-8b", "--memory", "80GB"), "add --per-node"),
+        (("llama-3.1-8b", "--memory", "lots"), "write a number of bytes with a unit"),
+        (("llama-3.1-8b", *H100, "--tokens", "5000"), "--tokens = 5000: a sequence has 1 to 4096 tokens"),
+        (("llama-2-7b", *H100, "--context", "5000"), "set model.context to at most 4096"),
+        (("llama-3.1-8b", *H100, "--nodes", "2", "--concurrency", "3"), "one follows from the other"),
+        (("llama-3.1-8b", *H100, "--tensor-parallel", "8"), "stays in a node of 4: tensor_parallel at most 4"),
+        (("llama-3.1-405b", "--memory", "8GB", "--per-node", "1"), "no grid works"),
+        (("llama-3.1-405b", *H100, "--nodes", "1", "--context", "1024"), "--nodes = 1: one replica spans"),
+        ((JOBS / "many-nodes.toml", *H100, "--tensor-parallel", "2"), "the grid is the file's"),
+        ((JOBS / "many-nodes.toml", *H100, "--pool", "x"), "--pool = 'x': the file has main"),
+        ((JOBS / "many-nodes.toml", "--memory", "16GB"), "before any KV cache"),
+        ((JOBS / "many-nodes.toml", "--memory", "20.5GB"), "set kv_tokens to at most"),
+        ((JOBS / "many-nodes.toml", *H100, "--per-node", "4"), "replicas_per_task = 12 needs 12 accelerators"),
+    ],
+)
+def test_a_mistake_names_the_value_and_the_remedy(argv: tuple[str | Path, ...], says: str) -> None:
+    done = run(*argv)
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+
+
+def test_the_list_names_models_and_accelerators() -> None:
+    done = run("--list")
+    assert done.exit_code == 0
+    assert "llama-3.1-405b" in done.output
+    assert "pvc-tile" in done.output
