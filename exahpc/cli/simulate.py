@@ -149,7 +149,7 @@ def _totals(found: Report) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     lines: dict[str, Callable[[Figures], str]] = {
         "requests": lambda f: f"{f.requests:,}",
-        "failed / 429 / 503": lambda f: f"{f.failed:,} / {f.refused:,} / {f.no_room:,}",
+        "failed / 4xx / 503": lambda f: f"{f.failed:,} / {f.refused:,} / {f.no_room:,}",
         "interrupted": lambda f: f"{f.moved:,}",
         f"not within {found.scenario.slo.deadline:g} s": lambda f: f"{f.late:,}",
         "within the SLO, a second": lambda f: f"{f.goodput:,.1f}",

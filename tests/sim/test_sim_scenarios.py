@@ -46,9 +46,9 @@ from exahpc.lab.simulate.presets import SCENARIOS, reference
 from exahpc.lab.simulate.report import encoded
 from exahpc.lab.simulate.run import simulate
 import msgspec
-s = msgspec.structs.replace(SCENARIOS["mishaps"], seconds=120.0, seed=int(sys.argv[1]))
+s = msgspec.structs.replace(SCENARIOS["mishaps"], seconds=100.0, seed=int(sys.argv[1]))
 s = msgspec.structs.replace(s, arrivals=msgspec.structs.replace(s.arrivals, rate_per_replica=0.3))
-sys.stdout.buffer.write(encoded(simulate(reference(s, 6), s)))
+sys.stdout.buffer.write(encoded(simulate(reference(s, 4), s)))
 """
 
 
@@ -64,8 +64,8 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process() -> None:
 
 
 def test_every_request_has_exactly_one_ending_whatever_breaks() -> None:
-    scenario = preset("mishaps", 1.0, seed=3)
-    world = World(reference(scenario, 6), scenario)
+    scenario = preset("mishaps", 1.0, seed=3, seconds=120.0)
+    world = World(reference(scenario, 4), scenario)
     faults = Faults(world)
     world.run()
     assert len(world.outcomes) == world.outcomes.opened
@@ -89,14 +89,17 @@ def test_without_faults_latencies_are_the_reference_load() -> None:
 
 
 def test_more_than_the_fleet_can_take_is_refused_not_forgotten() -> None:
-    found = run(preset("steady", 60.0, seconds=15.0, warm=0.0), 1)
+    scenario = preset("steady", 50.0, seconds=8.0, warm=0.0)
+    deployment = reference(scenario, 1)
+    limits = msgspec.structs.replace(deployment.limits, queue_seconds=3.0, max_waiting=100)
+    found = simulate(msgspec.structs.replace(deployment, limits=limits), scenario)
     assert found.all.refused + found.all.no_room > 0
     everything = found.all.done + found.all.failed + found.all.refused + found.all.no_room + found.all.open
     assert everything == found.all.requests
 
 
 def test_a_switch_that_fails_starts_no_stampede_and_hurts_nobody_else() -> None:
-    found = run(preset("switch", 1.0, seconds=110.0))
+    found = run(preset("switch", 0.7, seconds=170.0))
     assert found.all.done == found.all.requests
     assert found.undisturbed.first_token.p99 < 1.2 * max(worst(found, 0, 20), 0.08)
     burst = Limits.of_fleet(NODES).burst
@@ -114,7 +117,7 @@ def test_replicas_that_look_alive_are_out_within_13_seconds() -> None:
 
 
 def test_a_hot_replica_loses_its_traffic_and_nobody_else_does() -> None:
-    found = run(preset("hot", 1.5))
+    found = run(preset("hot", 1.5, seconds=60.0), 5)
     tripped = {d.what.split(":")[0] for d in found.decisions if "-> tripped" in d.what}
     assert len(tripped) == 1
     assert found.all.late == 0
@@ -131,7 +134,7 @@ def test_long_prompts_do_not_hold_up_short_ones() -> None:
 
 
 def test_a_rollout_under_load_fails_nothing() -> None:
-    found = run(preset("rollout", 0.3, seconds=500.0))
+    found = run(preset("rollout", 0.3, seconds=450.0), 6)
     assert found.all.done == found.all.requests
     assert any("is done" in decision.what for decision in found.decisions)
     assert found.windows[-1].serving == 1.0

@@ -135,10 +135,9 @@ class Cluster:
     def limit(self, job: Job, seconds: float) -> None:
         """Its time limit is so far away from now on."""
         job.until = self._timeline.now + seconds
-        run = job.run
-        self._timeline.at(job.until - WARN_SECONDS, self._warn, job, run)
-        self._timeline.at(job.until, self._term, job, run)
-        self._timeline.at(job.until + KILL_WAIT, self._kill, job, run)
+        self._timeline.at(job.until - WARN_SECONDS, self._warn, job, job.until)
+        self._timeline.at(job.until, self._term, job, job.until)
+        self._timeline.at(job.until + KILL_WAIT, self._kill, job, job.until)
 
     # --- what breaks -----------------------------------------------------------------------------------------
 
@@ -171,16 +170,16 @@ class Cluster:
             else:
                 self._end(job, "NODE_FAIL")
 
-    def _warn(self, job: Job, run: int) -> None:
-        if job.run == run and job.state == "RUNNING":
+    def _warn(self, job: Job, until: float) -> None:
+        if job.until == until and job.state == "RUNNING":
             self._watcher.job_warned(job)
 
-    def _term(self, job: Job, run: int) -> None:
-        if job.run == run and job.state == "RUNNING":
+    def _term(self, job: Job, until: float) -> None:
+        if job.until == until and job.state == "RUNNING":
             self._watcher.job_told_to_end(job)
 
-    def _kill(self, job: Job, run: int) -> None:
-        if job.run == run and job.state == "RUNNING":
+    def _kill(self, job: Job, until: float) -> None:
+        if job.until == until and job.state == "RUNNING":
             self._watcher.job_killed(job)
             self._end(job, "TIMEOUT")
 

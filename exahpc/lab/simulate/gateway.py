@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 TICK = 0.25
 BEAT = 2.0
 RECONNECT = 1.0
-_ENDINGS: dict[int, Ending] = {429: "refused", 503: "no room"}
 
 
 class Gateway:
@@ -165,7 +164,7 @@ class Gateway:
                 pass  # a sign of life for the client
 
     def _refused(self, record: Record, error: RequestError) -> None:
-        ending = _ENDINGS.get(error.status, "failed")
+        ending: Ending = "no room" if error.status == 503 else "refused" if error.status < 500 else "failed"
         self._outcomes.end(record.client, ending, record.deaths, self._timeline.now)
 
     def _connect(self, agent: Agent) -> None:
@@ -195,7 +194,14 @@ class Gateway:
 
     def _beat(self) -> None:
         desk, counts = self.desk, self.desk.counts
-        self._world.head.entry(
-            self.peer,
-            EntryBeat(desk.in_flight, desk.waiting, counts.done, counts.failed, counts.rejected, counts.resent),
+        beat = EntryBeat(
+            desk.in_flight,
+            desk.waiting,
+            counts.done,
+            counts.failed,
+            counts.rejected,
+            counts.resent,
+            desk.outstanding,
+            desk.admission.oldest(self._timeline.now),
         )
+        self._world.head.entry(self.peer, beat)

@@ -77,7 +77,7 @@ class Head:
         state = memory.rollout.state if memory.rollout is not None else RolloutState()
         gates = self._world.deployments[state.new].rollout
         rollout = Rollout(state, gates, deployment.routing.headroom)
-        self.policies = Policies(deployment, self.fleet, now, rollout)
+        self.policies = Policies(deployment, self.fleet, now, rollout, memory.spent)
         self._loops = Virtual(self._timeline)
         recovery = Recovery(deployment, memory, now, dice=self._world.random.random)
         recovery.topology({node.name: f"s{node.switch}" for node in self._world.cluster.nodes})
@@ -90,6 +90,7 @@ class Head:
             self._entries.hello(gateway.peer, EntryHello(gateway.number, 0, ""), now)
         self.fleet.table()
         self._alive = True
+        self._act(self.policies.begin(now, fresh=not memory.agents))
         for host in list(self._world.hosts.values()):
             self._timeline.after(RECONNECT * self._world.random.random(), host.greet)
         self._publish()

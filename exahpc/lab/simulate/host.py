@@ -131,8 +131,7 @@ class Host:
                 self.fuss()
                 after(LAUNCH, self._launched, slot)
             case events.Probe(slot, _):
-                if not self.steps[slot].frozen:
-                    after(CANARY, self._answered, self.steps[slot])
+                after(CANARY, self._answered, self.steps[slot])
             case events.Serve(slot, _):
                 self._serve(self.steps[slot])
             case events.Lost(slot, own_exit):
@@ -165,11 +164,11 @@ class Host:
         self._timeline.after(self._world.load_seconds(), self._loaded, step)
 
     def _loaded(self, step: Step) -> None:
-        if not step.ended:
+        if not step.ended and not step.frozen:
             self.emit(events.Hello(step.slot, step.incarnation))
 
     def _answered(self, step: Step) -> None:
-        if not step.ended:
+        if not step.ended and not step.frozen:
             self.emit(events.CanaryEnded(step.slot, step.incarnation))
 
     def _serve(self, step: Step) -> None:

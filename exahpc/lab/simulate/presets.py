@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exahpc.deployment.spec import Deployment, Model, Pool, SlurmResources
+from exahpc.deployment.spec import Deployment, Head, Model, Pool, SlurmResources
 from exahpc.lab.simulate.scenario import (
     AgentKilled,
     Arrivals,
@@ -116,6 +116,7 @@ def reference(scenario: Scenario, nodes: int = NODES) -> Deployment:
     return Deployment(
         name="reference",
         model=Model(path="/models/reference", context=context),
+        head=Head(entries=8),
         slurm=SlurmResources(time="12:00:00"),
         pool=tuple(pools),
     )

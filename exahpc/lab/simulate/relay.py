@@ -60,6 +60,10 @@ class Relay:
             return
         now = self._timeline.now
         capacity = replica.capacity
+        if client.prompt + client.new > capacity.hello.context:
+            why = f"{client.prompt} + {client.new} tokens exceed the context of {capacity.hello.context}"
+            gateway.failed(agent, Failed(message.request, message.attempt, 400, why))
+            return
         if capacity.full or not replica.fits(client.prompt + client.new):
             capacity.refused = now
             gateway.busy(agent, Busy(message.request, message.attempt))

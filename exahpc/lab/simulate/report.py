@@ -30,7 +30,7 @@ class Spread(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Of requests that came in some time. first_token, between (on average of each answer), whole: of those that
     ended well; goodput: answers a second within the SLO; late: over the deadline, or not answered; failed,
-    refused, no_room: 5xx, 429, 503; open: had not ended when the simulation did; moved: interrupted at least
+    refused, no_room: 5xx, 4xx, 503; open: had not ended when the simulation did; moved: interrupted at least
     once."""
 
     requests: int
