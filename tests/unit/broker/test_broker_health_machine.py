@@ -143,7 +143,7 @@ class HealthMachine(RuleBasedStateMachine):
         """Everybody is well from now on, and does what is ordered: in the end all have all of their traffic."""
         for task in range(TASKS):
             self.comes(task)
-        for _ in range(400):
+        for _ in range(150):
             for task, slot in SLOTS:
                 state = self.states[slot]
                 restarting = any((n, s) == (slot, "restarting") for n, s, _ in self.health.ill(f"a/{task}"))
