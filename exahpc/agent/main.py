@@ -121,8 +121,9 @@ class Agent:
         self._control.open()
         if os.environ.get("EXAHPC_WARNED"):  # the warning came while no agent lived
             self._warned()
-        for work in (self._tick_for_ever(), self._sync_for_ever(), self._gauge_for_ever()):
+        for work in (self._tick_for_ever(), self._sync_for_ever()):
             self._spawn(work, vital=True)
+        self._spawn(self._gauge_for_ever())
         try:
             return await self._farewell(await self._finish)
         finally:
