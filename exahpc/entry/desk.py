@@ -196,7 +196,7 @@ class Desk(Moves):
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; call a few times a second."""
-        self.pace.tick(now)
+        self.pace.tick(now, self.admission.size)
         self._patience.tick(self.router, now)
         actions: list[Action] = []
         for number in self._deadlines.due(now):

@@ -212,10 +212,9 @@ def test_who_came_back_from_a_busy_replica_counts_against_the_bounds() -> None:
 
 def draining(rate: float, seconds: int = 60, draw: int = 512) -> Pace:
     pace = Pace(lambda n: draw)
-    for tick in range(4 * seconds):
-        for _ in range(round(rate / 4)):
-            pace.left += 1
-        pace.tick(tick / 4)
+    for tick in range(1, 4 * seconds + 1):
+        pace.left += round(rate / 4)
+        pace.tick(tick / 4, 1)
     return pace
 
 
@@ -236,9 +235,18 @@ def test_clients_that_are_turned_away_together_do_not_come_back_together() -> No
 def test_the_pace_forgets() -> None:
     pace = draining(rate=100)
     busy = pace.retry_after(1000)
-    for tick in range(240, 480):
-        pace.tick(tick / 4)
+    for tick in range(241, 480):
+        pace.tick(tick / 4, 1)
     assert pace.retry_after(1000) > 4 * busy
+
+
+def test_the_pace_of_a_burst_is_known_at_once_and_idle_time_does_not_count() -> None:
+    assert draining(rate=200, seconds=1).retry_after(2000) == pytest.approx(10, abs=1)
+    pace = draining(rate=20)
+    for tick in range(241, 4000):
+        pace.left += 1
+        pace.tick(tick / 4, 0)
+    assert pace.retry_after(200) == pytest.approx(10, abs=2)
 
 
 # --- whatever comes ---------------------------------------------------------------------------------------------
