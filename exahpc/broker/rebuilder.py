@@ -111,7 +111,7 @@ class Rebuilder:
             self._arrays.update(arrays)
             self.recovery.placed(pool, arrays, records)
         self.recovery.answered(records, asked)
-        self._succession.answered(records, self._now())
+        self._succession.answered(records, asked, self._now())
         self._succession.search(pools, records, self._now())
 
     async def _perform(self, act: Act) -> None:

@@ -75,12 +75,14 @@ _Heir = Literal["none", "asked", "queued", "here"]
 @dataclass
 class _Task:
     """job: of the current agent; until: when Slurm ends it, 0 when not known; began: when its agent was first
-    seen, 0 when an earlier broker saw that; heir: job of the successor, "" while it is being asked for."""
+    seen, 0 when an earlier broker saw that; seen: its last hello; heir: job of the successor, "" while it is being
+    asked for."""
 
     pool: Pool
     job: str = ""
     until: float = 0.0
     began: float = 0.0
+    seen: float = 0.0
     state: _Heir = "none"
     heir: str = ""
     asked: float = 0.0
@@ -137,7 +139,7 @@ class Succession:
             if view.job == task.heir or task.state == "asked":
                 task.forget()
             self._follow(view.key, task)
-        task.until = view.until or task.until
+        task.until, task.seen = view.until, now  # of an earlier run of the same job: nothing
         if not task.until:
             self._unasked.add(view.key)
 
@@ -180,13 +182,13 @@ class Succession:
         if self._mode == "chain" and left and task.state == "none":
             task.state, task.heir, task.asked = "queued", left[0], 0.0
 
-    def answered(self, records: Mapping[str, JobRecord], now: float) -> None:
-        """Slurm's answer. A job that is not in it is unknown to Slurm."""
-        self._unasked.clear()
-        for task in self._tasks.values():
-            record = records.get(task.job)
-            if record is not None and record.end:
-                task.until = record.end
+    def answered(self, records: Mapping[str, JobRecord], asked: float, now: float) -> None:
+        """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
+        for key, task in self._tasks.items():
+            if asked > task.seen:
+                self._unasked.discard(key)
+                record = records.get(task.job)
+                task.until = record.end if record is not None and record.end else task.until
             if task.state not in ("queued", "here"):
                 continue
             heir = records.get(task.heir)
@@ -201,7 +203,8 @@ class Succession:
                 self._spent[job] = (key, min(due, now))
 
     def search(self, pools: Mapping[str, Sequence[str]], records: Mapping[str, JobRecord], now: float) -> None:
-        """All arrays of each pool that Slurm knows: the one that an earlier broker asked for may be there."""
+        """All arrays of each pool that Slurm knows. The one that an earlier broker asked for is among them soon, or
+        was never submitted."""
         for key, task in self._tasks.items():
             if not task.orphan:
                 continue
@@ -211,6 +214,8 @@ class Succession:
                 if not known and job in records and records[job].state not in ENDED:
                     task.state, task.heir, task.endings, task.orphan = "queued", job, 0, False
                     break
+            if task.orphan and now - task.asked > self._patience.settle:
+                self._failed(task, now)
 
     @property
     def searching(self) -> bool:
@@ -243,9 +248,8 @@ class Succession:
         free: dict[str, list[tuple[float, str]]] = {}
         for key, task in self._tasks.items():
             if task.state == "asked":
-                if now - task.asked > self._patience.settle:  # asked by an earlier broker: nothing came of it
-                    self._failed(task, now)
-            elif key in parked:
+                continue
+            if key in parked:
                 if task.heir:
                     acts.append(Cancel(key, task.heir, "its task is not needed now"))
                     self._spent[task.heir] = (key, now + self._patience.settle)

@@ -186,7 +186,7 @@ class World:
             self.answer = None
             self.recovery.placed("a", ["1"], records)
             self.recovery.answered(records, asked)
-            self.succession.answered(records, self.now)
+            self.succession.answered(records, asked, self.now)
             arrays = sorted({job.id.partition("_")[0] for job in self.jobs.values()}, key=int)
             self.succession.search({"a": arrays}, records, self.now)
         absent = list(self.fleet.absent())

@@ -86,6 +86,10 @@ class Story:
                     self.succession.submitted(act.key, job, self.refuse, self.now)
         return [act for _, act in self.acts[first:]]
 
+    def answered(self, records: dict[str, JobRecord]) -> None:
+        self.now += 1.0
+        self.succession.answered(records, self.now, self.now)
+
     def times(self, kind: type[Any]) -> list[float]:
         return [when for when, act in self.acts if isinstance(act, kind)]
 
@@ -135,14 +139,14 @@ def test_without_a_known_end_nothing_is_submitted_until_slurm_has_told_one() -> 
     story.succession.up(view(until=0.0), 0.0)
     assert story.succession.curious
     assert story.run(story.now + HOURS) == []
-    story.succession.answered(running("1_0", story.now + LEAD - 10), story.now)
+    story.answered(running("1_0", story.now + LEAD - 10))
     assert not story.succession.curious
     assert [type(act) for act in story.run(story.now + 60)] == [Succeed]
 
 
 def test_slurms_word_about_the_end_counts_more_than_the_agents() -> None:
     story = fresh()
-    story.succession.answered(running("1_0", LIMIT + HOURS), 1.0)  # an operator has raised the limit
+    story.answered(running("1_0", LIMIT + HOURS))  # an operator has raised the limit
     story.run(LIMIT + HOURS)
     assert story.times(Succeed) == [pytest.approx(LIMIT + HOURS - LEAD, abs=2)]
 
@@ -168,7 +172,7 @@ def test_when_the_successor_has_taken_over_its_own_end_counts() -> None:
     story.succession.up(view("100", until=end), story.now + 60)
     story.succession.retired("a/0", "1_0", story.now + 60)
     assert story.succession.heir("a/0") == ""
-    story.succession.answered(running("100_0", end), story.now + 60)
+    story.answered(running("100_0", end))
     assert [type(act) for act in story.run(end)] == [Succeed]
 
 
@@ -178,7 +182,7 @@ def test_the_old_job_is_cancelled_only_when_slurm_still_has_it_long_after_the_ha
         story.succession.up(view("100", until=3 * LIMIT), story.now)
         story.succession.retired("a/0", "1_0", story.now)
         since = story.now
-        story.succession.answered(running("1_0", state=state), story.now)  # type: ignore[arg-type]
+        story.answered(running("1_0", state=state))  # type: ignore[arg-type]
         story.run(story.now + 200)
         times = [when for when in story.times(Cancel) if when > since]
         assert bool(times) is cancelled
@@ -231,7 +235,7 @@ def test_while_half_of_the_fleet_is_silent_nothing_is_cancelled() -> None:
 def test_a_successor_that_slurm_lost_is_submitted_again_after_a_pause() -> None:
     story = pending()
     for _ in range(2):
-        story.succession.answered(running("1_0", LIMIT), story.now)
+        story.answered(running("1_0", LIMIT))
     assert story.succession.heir("a/0") == ""
     failed = story.now
     story.run(LIMIT)
@@ -242,8 +246,8 @@ def test_a_successor_that_slurm_lost_is_submitted_again_after_a_pause() -> None:
 def test_one_answer_alone_does_not_mean_that_it_is_lost() -> None:
     story = pending()
     for _ in range(3):
-        story.succession.answered(running("1_0", LIMIT), story.now)
-        story.succession.answered(running("100_0", state="pending", raw="PENDING"), story.now)
+        story.answered(running("1_0", LIMIT))
+        story.answered(running("100_0", state="pending", raw="PENDING"))
         break
     assert story.succession.heir("a/0") == "100_0"
 
@@ -251,7 +255,7 @@ def test_one_answer_alone_does_not_mean_that_it_is_lost() -> None:
 def test_a_successor_that_somebody_cancelled_is_not_submitted_again() -> None:
     story = pending()
     for _ in range(2):
-        story.succession.answered(running("100_0", state="failed", raw="CANCELLED by 0"), story.now)
+        story.answered(running("100_0", state="failed", raw="CANCELLED by 0"))
     story.run(LIMIT)
     assert len(story.times(Succeed)) == 1
 
@@ -290,19 +294,52 @@ def test_a_restarted_broker_submits_no_second_successor() -> None:
     assert again.heirs == {}, "it has taken over"
 
 
-def test_a_broker_that_died_while_submitting_leaves_one_that_waits_before_it_tries_again() -> None:
+def orphaned() -> Story:
+    """An earlier broker died between its wish for a successor and Slurm's answer."""
     memory = Memory()
     memory.apply(Agent.of(view(), None, 0.0))
-    begun = LIMIT - 600
-    memory.apply(Heir(at=begun, key="a/0", job=""))
-    story = Story(memory=memory, now=begun + 1)
-    story.succession.up(view(), begun + 1)
-    story.run(LIMIT)
-    assert [when >= begun + PATIENCE.settle for when in story.times(Succeed)] == [True]
-    seen = Story(memory=memory, now=begun + 1)
-    seen.succession.up(view(), begun + 1)
-    seen.succession.coming(view("100"), begun + 5)
-    assert seen.run(LIMIT) == []
+    memory.apply(Heir(at=LIMIT - 600, key="a/0", job=""))
+    story = Story(memory=memory, now=LIMIT - 599)
+    story.succession.up(view(), LIMIT - 599)
+    assert story.succession.searching
+    return story
+
+
+def test_a_job_that_an_earlier_broker_had_no_time_to_note_is_looked_for_before_another_one_is_submitted() -> None:
+    story = orphaned()
+    found = running("12_0", state="pending", raw="PENDING")
+    story.succession.search({"a": ["1", "12"]}, running("1_0") | found, story.now)
+    assert story.succession.heir("a/0") == "12_0"
+    assert not story.succession.searching
+    assert story.run(LIMIT) == []
+
+
+def test_when_there_is_no_such_job_for_long_enough_one_is_submitted() -> None:
+    story = orphaned()
+    assert story.run(story.now + 2 * PATIENCE.settle) == [], "Slurm could not be asked: nobody knows"
+    story.succession.search({"a": ["1"]}, running("1_0"), story.now)
+    assert [type(act) for act in story.run(LIMIT)] == [Succeed]
+
+
+def test_a_job_that_nobody_noted_is_known_by_its_agents_hello() -> None:
+    story = orphaned()
+    story.succession.coming(view("12"), story.now)
+    story.succession.search({"a": ["1"]}, running("1_0"), story.now + 2 * PATIENCE.settle)
+    assert story.run(LIMIT) == []
+    assert story.succession.heir("a/0") == "12_0"
+
+
+def test_a_requeued_tasks_earlier_end_does_not_count() -> None:
+    story = fresh()
+    story.now = LIMIT - LEAD - 100
+    story.answered(running("1_0", LIMIT))
+    story.succession.up(view(until=0.0, incarnation=2), story.now + 1)  # the same job, run again
+    story.succession.answered(running("1_0", LIMIT), story.now, story.now + 2)  # asked before it came
+    assert story.succession.curious
+    assert story.run(LIMIT) == []
+    story.answered(running("1_0", 2 * LIMIT))
+    assert not story.succession.curious
+    assert story.run(LIMIT + 600) == []
 
 
 def test_an_agent_that_drains_by_itself_is_told_once_that_it_has_a_successor() -> None:
