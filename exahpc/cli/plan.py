@@ -25,8 +25,8 @@ from exahpc.errors import DeploymentError
 from exahpc.lab.plan import CONTEXT, Device, Plan, Wish, config_of, devices_of_node, make, served
 from exahpc.launch import place, prepare, start
 
-_PROCESSOR = 2**30
-"""Bytes of a rank's interpreter and libraries on a processor, an estimate."""
+_RUNTIME = 2**30
+"""Bytes that libraries take of an unknown accelerator, or a rank's interpreter of a machine: an estimate."""
 
 
 class _Bytes(click.ParamType[int]):
@@ -193,13 +193,10 @@ def _changed(
     deployment: Deployment, pool: Pool, model: dict[str, Any], max_sequences: int | None
 ) -> tuple[Deployment, Pool]:
     given = {key: value for key, value in model.items() if value is not None}
-    changed = msgspec.structs.replace(
-        pool, **({"max_sequences": max_sequences} if max_sequences is not None else {})
-    )
+    changed = msgspec.structs.replace(pool, max_sequences=max_sequences or pool.max_sequences)
     pools = tuple(changed if one is pool else one for one in deployment.pool)
-    return msgspec.structs.replace(
-        deployment, model=msgspec.structs.replace(deployment.model, **given), pool=pools
-    ), changed
+    served_model = msgspec.structs.replace(deployment.model, **given)
+    return msgspec.structs.replace(deployment, model=served_model, pool=pools), changed
 
 
 def _device(
@@ -224,9 +221,10 @@ def _device(
     if devices is None:
         raise click.UsageError("--memory alone says nothing about nodes: add --per-node, accelerators of a node")
     title = known.title if known else "this machine's processors" if local else "an accelerator"
-    took = runtime if runtime is not None else known.runtime if known else _PROCESSOR
-    of_rank = pool.devices_per_rank if not local else 1
-    return Device(title, memory or (known.memory if known else 0), took, max(1, devices // of_rank))
+    has = memory if memory is not None or known is None else known.memory
+    took = runtime if runtime is not None else known.runtime if known else _RUNTIME
+    ranks = devices if local else max(1, devices // pool.devices_per_rank)
+    return Device(title, has or 0, took, ranks)
 
 
 def _commands(found: Plan) -> list[tuple[str, ...]]:

@@ -58,7 +58,7 @@ def show(found: Plan, config: Mapping[str, Any], commands: Sequence[tuple[str, .
     )
     console.print(_where(chosen))
     if found.deployment.launcher.kind == "local":
-        return
+        return  # one machine, one way to use it
     console.print("\nGrids that work, those that run most sequences on a node first")
     console.print(_working(found))
     for reason, grids in _failing(found.grids, device.memory).items():

@@ -43,6 +43,8 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "llama-2-7b": _of("llama", 32, 4096, 32, 32, 11_008, 32_000, 4096),
     "llama-2-13b": _of("llama", 40, 5120, 40, 40, 13_824, 32_000, 4096),
     "llama-2-70b": _of("llama", 80, 8192, 64, 8, 28_672, 32_000, 4096),
+    "llama-3-8b": _of("llama", 32, 4096, 32, 8, 14_336, 128_256, 8192),
+    "llama-3-70b": _of("llama", 80, 8192, 64, 8, 28_672, 128_256, 8192),
     "llama-3.1-8b": _of("llama", 32, 4096, 32, 8, 14_336, 128_256, 131_072),
     "llama-3.1-70b": _of("llama", 80, 8192, 64, 8, 28_672, 128_256, 131_072),
     "llama-3.1-405b": _of("llama", 126, 16_384, 128, 8, 53_248, 128_256, 131_072),
@@ -73,7 +75,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 _DRESS = re.compile(r"(-(instruct|chat|it|hf|base|pt|v\d+(\.\d+)*|\d{4}))+$")
-_ALIASES = (("meta-llama-", "llama-"), ("smollm2", "smollm2-135m"), ("llama-3-", "llama-3.1-"))
+_ALIASES = (("meta-llama-", "llama-"), ("smollm2", "smollm2-135m"))
 
 
 def find(name: str) -> str | None:

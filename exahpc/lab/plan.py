@@ -146,9 +146,10 @@ def make(
 
 
 def devices_of_node(deployment: Deployment, pool: Pool) -> int | None:
-    """Accelerators of a node by the file's gres or gpus_per_node ("gpu:a100:4": 4); None where it says nothing."""
+    """Accelerators of a node by the file's gpus_per_node ("a100:4") or gres ("gpu:a100:4"), None for no number."""
     resources = merged(deployment.slurm, pool.slurm)
-    last = (resources.gpus_per_node or resources.gres or "").split("(")[0].rsplit(":", 1)[-1]
+    gres = (entry for entry in (resources.gres or "").split(",") if entry.startswith("gpu"))
+    last = (resources.gpus_per_node or next(gres, "")).split("(")[0].rsplit(":", 1)[-1]
     return int(last) if last.isdecimal() and int(last) else None
 
 
@@ -157,6 +158,11 @@ def _check(wish: Wish, context: int) -> None:
         raise DeploymentError(
             f"--tokens = {wish.tokens}: a sequence has 1 to {context} tokens (the context): "
             "lower it, or raise --context"
+        )
+    if wish.kv_bytes is not None and wish.kv_bytes < 1:
+        raise DeploymentError(
+            f"--kv-bytes-per-token = {wish.kv_bytes:g}: a cached token takes a byte at least: "
+            "give the bytes of all layers, for instance 0.5MB"
         )
     if wish.concurrency is not None and wish.nodes is not None:
         raise DeploymentError(
@@ -177,6 +183,10 @@ def _as_written(case: Case, chosen: Choice, pool: Pool, device: Device, context:
     """The choice with what the file says in the place of what would be best."""
     room, wanted = most_tokens(case, chosen.grid), kv_tokens(pool, context)
     where = f"pool {pool.name!r}"
+    if wanted < context:
+        raise DeploymentError(
+            f"{where}: kv_tokens = {wanted} must hold one whole context: raise it, or lower --context = {context}"
+        )
     if wanted > room:
         raise DeploymentError(
             f"{where}: kv_tokens = {wanted}{'' if pool.kv_tokens else ' (max_sequences x context / 2)'}, but "
@@ -185,8 +195,8 @@ def _as_written(case: Case, chosen: Choice, pool: Pool, device: Device, context:
     ranks = pool.replicas_per_task * pool.ranks_per_replica // pool.nodes_per_replica
     if ranks > device.per_node:
         raise DeploymentError(
-            f"{where}: replicas_per_task = {pool.replicas_per_task} needs {ranks} accelerators a node, which has "
-            f"{device.per_node}: lower it, or say --per-node"
+            f"{where}: replicas_per_task = {pool.replicas_per_task} of {pool.ranks_per_replica} ranks needs "
+            f"{ranks} accelerators a node, which has {device.per_node}: lower it, or give another --per-node"
         )
     held = wanted // tokens
     return msgspec.structs.replace(

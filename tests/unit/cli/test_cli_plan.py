@@ -118,12 +118,14 @@ def test_this_machine_is_planned_for_without_an_accelerator(checkpoint: Path, tm
         (("llama-3.1-8b", *H100, "--nodes", "2", "--concurrency", "3"), "one follows from the other"),
         (("llama-3.1-8b", *H100, "--tensor-parallel", "8"), "stays in a node of 4: tensor_parallel at most 4"),
         (("llama-3.1-405b", "--memory", "8GB", "--per-node", "1"), "no grid works"),
+        (("llama-3.1-8b", *H100, "--memory", "0"), "no grid works"),
+        (("llama-3.1-8b", *H100, "--kv-bytes-per-token", "0"), "--kv-bytes-per-token = 0"),
         (("llama-3.1-405b", *H100, "--nodes", "1", "--context", "1024"), "--nodes = 1: one replica spans"),
         ((JOBS / "many-nodes.toml", *H100, "--tensor-parallel", "2"), "the grid is the file's"),
         ((JOBS / "many-nodes.toml", *H100, "--pool", "x"), "--pool = 'x': the file has main"),
         ((JOBS / "many-nodes.toml", "--memory", "16GB"), "before any KV cache"),
         ((JOBS / "many-nodes.toml", "--memory", "20.5GB"), "set kv_tokens to at most"),
-        ((JOBS / "many-nodes.toml", *H100, "--per-node", "4"), "replicas_per_task = 12 needs 12 accelerators"),
+        ((JOBS / "many-nodes.toml", *H100, "--per-node", "4"), "replicas_per_task = 12 of 1 ranks needs 12"),
     ],
 )
 def test_a_mistake_names_the_value_and_the_remedy(argv: tuple[str | Path, ...], says: str) -> None:
@@ -137,3 +139,28 @@ def test_the_list_names_models_and_accelerators() -> None:
     assert done.exit_code == 0
     assert "llama-3.1-405b" in done.output
     assert "pvc-tile" in done.output
+
+
+def test_a_context_beyond_the_files_cache_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    text = f'name = "a"\nmodel.path = "{checkpoint}"\n[[pool]]\nname = "main"\nkv_tokens = 2048\n'
+    (tmp_path / "a.toml").write_text(text)
+    done = run(tmp_path / "a.toml", *H100, "--context", "4096")
+    assert (done.exit_code, "kv_tokens = 2048 must hold one whole context" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "devices"),
+    [
+        ('gres = "gpu:tile:6,nvme:1"', 6),
+        ('gres = "nvme:1,gpu:8"', 8),
+        ('gpus_per_node = "a100:4"', 4),
+        ('partition = "x"', 4),
+        ('gres = "gpu"', 4),
+    ],
+)
+def test_the_file_says_how_many_accelerators_a_node_has(
+    checkpoint: Path, tmp_path: Path, slurm: str, devices: int
+) -> None:
+    text = f'name = "a"\nmodel.path = "{checkpoint}"\n[[pool]]\nname = "main"\n[slurm]\n{slurm}\n'
+    (tmp_path / "a.toml").write_text(text)
+    assert data(tmp_path / "a.toml", *H100)["device"]["per_node"] == devices

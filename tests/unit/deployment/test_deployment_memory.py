@@ -89,7 +89,9 @@ def test_known_models_have_their_published_parameters(model: str, billions: floa
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("/models/Mistral-7B-Instruct-v0.3/", "mistral-7b"),
-        ("Meta-Llama-3-70B", "llama-3.1-70b"),
+        ("Meta-Llama-3-70B", "llama-3-70b"),
+        ("Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("smollm2", "smollm2-135m"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("Llama-2-70b-chat-hf", "llama-2-70b"),
         ("gpt-5", None),
