@@ -203,8 +203,8 @@ class Succession:
                 self._spent[job] = (key, min(due, now))
 
     def search(self, pools: Mapping[str, Sequence[str]], records: Mapping[str, JobRecord], now: float) -> None:
-        """All arrays of each pool that Slurm knows. The one that an earlier broker asked for is among them soon, or
-        was never submitted."""
+        """All arrays of each pool that Slurm knows. The one that an earlier broker asked for is among them soon,
+        or was never submitted."""
         for key, task in self._tasks.items():
             if not task.orphan:
                 continue
