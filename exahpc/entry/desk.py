@@ -198,6 +198,8 @@ class Desk(Moves):
         """Time passes; call a few times a second."""
         self.pace.tick(now, self.admission.size)
         self._patience.tick(self.router, now)
+        if self.admission.waits(ALONE):
+            self.count_probations()
         actions: list[Action] = []
         for number in self._deadlines.due(now):
             if (record := self.ledger.records.get(number)) is not None:

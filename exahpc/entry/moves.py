@@ -47,6 +47,7 @@ class Moves:
         self.interruptions = Interruptions(limits.attempts)
         self.counts = Counts()
         self._alone = 0  # requests that run alone
+        self._most_alone = 1
 
     def pick(self, record: Record, now: float, waited: float = 0.0) -> Replica | None:
         """The replica for a request that has waited so many seconds, or None when none can take it now."""
@@ -56,11 +57,15 @@ class Moves:
 
     def _quietest(self, record: Record, now: float) -> Replica | None:
         """The replica with the least to do: its agent empties it for a request that runs alone."""
+        if self._alone >= self._most_alone:
+            return None
         agents = (a for a in self.router.agents.values() if record.version in (None, a.version))
         takers = [r for agent in agents for r in agent.replicas.values() if r.place >= 0 and not r.probe]
-        if not takers or self._alone >= max(1, _PROBATIONS * len(takers)):
-            return None
-        return min(takers, key=lambda replica: replica.load(now))
+        return min(takers, key=lambda replica: replica.load(now), default=None)
+
+    def count_probations(self) -> None:
+        """How many may run alone at once: counting the fleet takes too long to do it for each of them."""
+        self._most_alone = max(1, int(_PROBATIONS * self.router.ready))
 
     def send(self, record: Record, replica: Replica, now: float) -> Tell:
         self.router.take(replica, record.sequences, record.tokens)
