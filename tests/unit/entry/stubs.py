@@ -36,6 +36,7 @@ class StubAgent:
         self.error: m.Failed | None = None
         self.submits: list[m.Submit] = []
         self.cancels: list[str] = []
+        self.peer = b""
         self.running: dict[str, asyncio.Task[None]] = {}
         self._ctx = link.context()
         self.server = link.Server(self._ctx, key, "127.0.0.1", m.EntryToAgent, self._on)
@@ -51,6 +52,7 @@ class StubAgent:
                 for submit in submits:
                     self._on(peer, submit)
             case m.Submit():
+                self.peer = peer
                 self.submits.append(message)
                 if self.full or message.incarnation != self.replica:
                     self.server.send(peer, m.Busy(message.request, message.attempt))
