@@ -11,7 +11,9 @@ gateway     an entry: the real desk
 head        the broker: the real policies
 hands       its real loops around Slurm
 host        an agent: the real core
+steps       what lies on its node
 relay       its requests, by the real rules
+room        when entries hear of its load
 replica     EMULATED by `lab.emulated.model`
 cluster     EMULATED Slurm
 outcomes    what became of each request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from exahpc.lab.simulate.host import Host, Step
+from exahpc.lab.simulate.host import Host
 from exahpc.lab.simulate.scenario import (
     AgentKilled,
     AnyFault,
@@ -18,6 +18,7 @@ from exahpc.lab.simulate.scenario import (
     SwitchDown,
     Walltime,
 )
+from exahpc.lab.simulate.steps import Step
 from exahpc.lab.simulate.world import World
 
 

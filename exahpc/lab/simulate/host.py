@@ -6,31 +6,29 @@ What the product's shell does between messages (sockets, tokenizer, text) takes 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from exahpc.agent import events
 from exahpc.agent.core import AgentCore
-from exahpc.agent.entries import STEADY_SECONDS, worth_telling
 from exahpc.agent.service import Meter
 from exahpc.deployment.grid import kv_tokens
-from exahpc.deployment.spec import Deployment, Pool
+from exahpc.deployment.spec import Deployment
 from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
 from exahpc.lab.simulate.relay import Relay
 from exahpc.lab.simulate.replica import Replica
+from exahpc.lab.simulate.room import Room
+from exahpc.lab.simulate.steps import Place, Step
 from exahpc.wire.messages import (
     AgentBeat,
     AgentGone,
     AgentHello,
     BrokerToAgent,
     DrainAgent,
-    Load,
     ReplicaHello,
     ReplicaState,
     RestartReplica,
@@ -49,35 +47,6 @@ TICK = 0.25
 """While something is unusual; a healthy agent only looks at each beat. (The product: every 50 ms.)"""
 
 
-@dataclass
-class Step:
-    """A replica's step on a node, which outlives its agent. ready: its canary had answered; slow, frozen: see
-    `Batch`."""
-
-    slot: int
-    incarnation: int
-    slow: float
-    ready: bool = False
-    frozen: bool = False
-    ended: bool = False
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an agent runs: what Slurm gave it. until: when its job ends, 0 when nobody knows."""
-
-    pool: Pool
-    task: int
-    job: str
-    node: str
-    until: float
-    restarts: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.pool.name}/{self.task}"
-
-
 class Host:
     """One agent process. steps: those on its node, to be adopted; `ready`: they serve at once (how a simulation
     begins)."""
@@ -91,16 +60,14 @@ class Host:
         self.alive = True
         self.links: dict[Gateway, Agent] = {}
         self.steps = {step.slot: step for step in steps}
-        self.relay = Relay(world.timeline, version, world.versions[version], world.random.random, self._stirred)
+        room = Room(world.timeline, world.scenario.machine.room_seconds, self.links)
+        self.relay = Relay(world.timeline, version, world.versions[version], world.random.random, room)
         self.peer: bytes | None = None
         recovery = self._deployment.recovery
         self.core = AgentCore(place.pool.slots_of_task(place.task), recovery, version=version)
         self._events: deque[events.Event] = deque()
         self._handling = self._telling = self._ticking = False
         self._busy: frozenset[int] = frozenset()
-        self._room: dict[int, Load] = {}  # as told
-        self._room_due = math.inf
-        self._room_at = 0.0
         for step in steps:
             self.emit(events.Adopted(step.slot, step.incarnation, step.ready))
             self._timeline.after(0.0, self._loaded, step)
@@ -325,27 +292,3 @@ class Host:
         self._ticking = unusual or any(step.frozen for step in self.steps.values())
         if self._ticking:
             self._timeline.after(TICK, self._tick)
-
-    def _stirred(self) -> None:
-        """The load of a replica has changed."""
-        self._plan_room(self._timeline.now + self._world.scenario.machine.room_seconds)
-
-    def _plan_room(self, when: float) -> None:
-        if when < self._room_due:
-            self._room_due = when
-            self._timeline.at(when, self._tell_room, when)
-
-    def _tell_room(self, due: float) -> None:
-        """As `agent.entries.Entries.tell_room`, at a coarser pace; replicas that stay idle are left out."""
-        if due != self._room_due or not self.alive:
-            return
-        self._room_due = math.inf
-        now, loads = self._timeline.now, self.relay.loads()
-        busy = any(load.tokens for load in loads)
-        before = [self._room.get(load.slot, Load(load.slot, 0)) for load in loads]
-        if (busy and now - self._room_at >= STEADY_SECONDS) or worth_telling(before, loads):
-            self._room, self._room_at = {load.slot: load for load in loads}, now
-            for gateway, agent in self.links.items():
-                gateway.room(agent, loads)
-        if busy:
-            self._plan_room(max(self._room_at + STEADY_SECONDS, now + TICK))

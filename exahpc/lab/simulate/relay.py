@@ -14,6 +14,7 @@ from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
 from exahpc.lab.simulate.outcomes import Client
 from exahpc.lab.simulate.replica import Replica, Work
+from exahpc.lab.simulate.room import Room
 from exahpc.lab.simulate.scenario import Rollout
 from exahpc.lab.simulate.timeline import Timeline
 from exahpc.wire.messages import Busy, Done, Failed, Frame, Load, Submit
@@ -35,11 +36,11 @@ class Relay:
         version: str,
         quality: Rollout,
         draw: Callable[[], float],
-        stir: Callable[[], None],
+        room: Room,
     ) -> None:
-        """version: of the deployment that they serve; quality: what is wrong with it; stir: called when a load has
-        changed."""
-        self._stir = stir
+        """version: of the deployment that they serve; quality: what is wrong with it; room: hears when a load
+        changes."""
+        self._room = room
         self._woken = self._wake  # bound once, not at each plan
         self._timeline = timeline
         self._version, self._fails, self._odd, self._draw = version, quality.fails, quality.odd, draw
@@ -118,6 +119,7 @@ class Relay:
             replica.count()
             for work in list(replica.works.values()):
                 self._progress(work)
+        self.replicas.clear()
 
     def change(self, slot: int, *, slow: float | None = None, frozen: bool | None = None) -> None:
         """See `Batch.change`."""
@@ -160,7 +162,7 @@ class Relay:
         self.touched.add(slot)
         if slot not in self.stirred:
             self.stirred.add(slot)
-            self._stir()
+            self._room.stirred(self)
 
     # --- inside ----------------------------------------------------------------------------------------------
 

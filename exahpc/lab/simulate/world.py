@@ -14,9 +14,10 @@ from exahpc.lab.simulate.arrivals import arrivals
 from exahpc.lab.simulate.cluster import Cluster, Job
 from exahpc.lab.simulate.gateway import Gateway
 from exahpc.lab.simulate.head import Head
-from exahpc.lab.simulate.host import Host, Place, Step
+from exahpc.lab.simulate.host import Host
 from exahpc.lab.simulate.outcomes import Outcomes
 from exahpc.lab.simulate.scenario import Rollout, Scenario
+from exahpc.lab.simulate.steps import Place, Step
 from exahpc.lab.simulate.timeline import Timeline
 
 WARNED_DRAIN, TERM_DRAIN = 60.0, 15.0
