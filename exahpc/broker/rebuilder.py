@@ -51,7 +51,7 @@ class Rebuilder:
     def up(self, view: AgentView) -> None:
         """An agent said hello."""
         self.recovery.up(view.key, view.job, view.node)
-        self._succession.up(view, self._now())
+        self.successors.up(view)
         array = view.job.partition("_")[0]
         if array and array not in self._arrays:
             self._arrays.add(array)

@@ -1,14 +1,7 @@
 """When the successor of a task is submitted, and what becomes of it. Pure: events and a clock reading in, acts
 out.
 
-A successor is a new job for the same task. It is submitted so long before the task's end that its replicas are
-ready when Slurm's warning comes:
-
-    lead = warning + wait + load + margin        wait, load: see `learned`; margin: a share of the time limit
-
-and earlier where many tasks of a pool end together: then one after another, so that about a twentieth of the pool
-is doubled at a time, for that up to half of the time limit ahead. Never more than `walltime.most_lead_seconds`
-ahead. A task has one successor at a time.
+A successor is a new job for the same task, submitted early enough (`leads`). A task has one at a time.
 
 When the current agent ends before its successor has come, the successor's job *is* the task from then on
 (`Promote`), and what Slurm still holds of the old job is cancelled: so a requeue that crosses a succession never
@@ -21,23 +14,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exahpc.broker.bucket import Bucket
+from exahpc.broker.leads import End, Leads
 from exahpc.broker.learned import Learned
 from exahpc.broker.memory import Memory
 from exahpc.broker.values import AgentView
 from exahpc.broker.verdict import PATIENCE, Patience, is_blind
-from exahpc.deployment.rules import merged
-from exahpc.deployment.spec import Deployment, Pool
-from exahpc.slurm import timelimit
+from exahpc.deployment.spec import Deployment
 from exahpc.slurm.api import ENDED, JobRecord
-from exahpc.slurm.submission import WARN_SECONDS
 
-WARNING = WARN_SECONDS + 30.0  # Slurm's signals are up to half a minute early
-DOUBLED = 20  # one task in so many has its successor beside it, when all end together
-ALL_SECONDS = 480.0  # a whole pool's successors are submitted within this time at the fastest
-PRIOR_WAIT, PRIOR_LOAD = 300.0, 120.0  # before anything was measured
-LEAST_MARGIN, MOST_MARGIN, MARGIN = 15.0, 300.0, 0.03
-MOST_LEAD = 0.75  # of the time limit: a short one must not mean that a task has a successor all the time
 RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
 BACK_SECONDS = 15.0
 
@@ -78,7 +62,7 @@ class _Task:
     seen, 0 when an earlier broker saw that; seen: its last hello; heir: job of the successor, "" while it is being
     asked for."""
 
-    pool: Pool
+    pool: str
     job: str = ""
     until: float = 0.0
     began: float = 0.0
@@ -86,6 +70,7 @@ class _Task:
     state: _Heir = "none"
     heir: str = ""
     asked: float = 0.0
+    awaited: float = 0.0  # when the job was submitted that the task was promoted to, until its agent comes
     endings: int = 0
     failures: int = 0
     retry: float = 0.0
@@ -103,22 +88,14 @@ class Succession:
 
     def __init__(self, deployment: Deployment, memory: Memory, now: float, patience: Patience = PATIENCE) -> None:
         self._mode = deployment.walltime.successors
-        self._most = deployment.walltime.most_lead_seconds
         self.drain_seconds = deployment.walltime.drain_seconds
         self._patience = patience
-        self._limits = {
-            pool.name: timelimit.seconds(merged(deployment.slurm, pool.slurm).time or "")
-            for pool in deployment.pool
-        }
-        self._tasks = {f"{p.name}/{task}": _Task(p) for p in deployment.pool for task in range(p.tasks)}
+        self._tasks = {f"{p.name}/{task}": _Task(p.name) for p in deployment.pool for task in range(p.tasks)}
         self._learned = Learned((sample.pool, sample.what, sample.seconds) for sample in memory.samples)
-        self._buckets: dict[str, Bucket] = {}
+        self._leads = {pool.name: Leads(deployment, pool, self._learned, now) for pool in deployment.pool}
         self._chain: Mapping[str, Sequence[str]] = {}
         self._unasked: set[str] = set()  # tasks whose end is not known, until Slurm was asked
         self._spent: dict[str, tuple[str, float]] = {}  # job -> (task, since when it should be over)
-        for pool in deployment.pool:
-            pace = min(10.0, ALL_SECONDS / pool.tasks)
-            self._buckets[pool.name] = Bucket(max(1, pool.tasks // DOUBLED), pace, now)
         for key, agent in memory.agents.items():
             if key in self._tasks:
                 self._tasks[key].job, self._tasks[key].until = agent.job, agent.until
@@ -130,9 +107,11 @@ class Succession:
 
     # --- events ----------------------------------------------------------------------------------------------
 
-    def up(self, view: AgentView, now: float) -> None:
-        """The task's current agent said hello."""
+    def up(self, view: AgentView, now: float) -> float | None:
+        """The task's current agent said hello. Returns how long its job waited, as `coming` does."""
         task = self._tasks[view.key]
+        awaited, task.awaited = task.awaited, 0.0
+        promoted = awaited > 0 and view.job == task.job
         if view.job and view.job != task.job:
             task.job, task.until, task.began = view.job, 0.0, now
             task.declined, task.failures, task.retry = False, 0, 0.0
@@ -142,17 +121,18 @@ class Succession:
         task.until, task.seen = view.until, now  # of an earlier run of the same job: nothing
         if not task.until:
             self._unasked.add(view.key)
+        return self._waited(task, awaited, now) if promoted else None
 
     def coming(self, view: AgentView, now: float) -> float | None:
         """A successor said hello. Returns how long it waited, where that is known: to be journalled."""
         task = self._tasks[view.key]
         known, task.heir = task.heir, view.job
         first, task.state, task.orphan = task.state != "here", "here", False
-        if known != view.job or not first or not task.asked or self._mode == "chain":
-            return None
-        waited = now - task.asked
-        self._learned.add(view.pool, "wait", waited)
-        return waited
+        return self._waited(task, task.asked, now) if known == view.job and first and task.asked else None
+
+    def _waited(self, task: _Task, asked: float, now: float) -> float:
+        self._learned.add(task.pool, "wait", now - asked)
+        return now - asked
 
     def lapsed(self, view: AgentView, now: float) -> None:
         """A successor that had come is gone: its job, if Slurm still has it, is of no use."""
@@ -209,7 +189,7 @@ class Succession:
             if not task.orphan:
                 continue
             number = key.rpartition("/")[2]
-            for job in (f"{array}_{number}" for array in reversed(pools.get(task.pool.name, ()))):
+            for job in (f"{array}_{number}" for array in reversed(pools.get(task.pool, ()))):
                 known = job == task.job or job in self._spent
                 if not known and job in records and records[job].state not in ENDED:
                     task.state, task.heir, task.endings, task.orphan = "queued", job, 0, False
@@ -245,7 +225,7 @@ class Succession:
         blind = is_blind(away.values(), len(self._tasks))
         ending = {key for key, _ in self._spent.values()}  # have a job too many already
         acts: list[SuccessionAct] = []
-        free: dict[str, list[tuple[float, str]]] = {}
+        ends: dict[str, list[End]] = {}
         for key, task in self._tasks.items():
             if task.state == "asked":
                 continue
@@ -258,10 +238,10 @@ class Succession:
                 if task.heir and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)
             elif task.state == "none" and task.until and not task.declined and key not in ending:
-                free.setdefault(task.pool.name, []).append((task.until, key))
+                ends.setdefault(task.pool, []).append(End(task.until, key, task.began, task.retry))
         if self._mode == "auto" and not frozen:
-            for pool, ends in free.items():
-                acts += self._submit(pool, ends, now)
+            for pool in ends:
+                acts += self._submit(pool, ends[pool], now)
         return acts + self._sweep(now)
 
     def _is_over(self, task: _Task, view: AgentView, now: float, blind: bool) -> bool:
@@ -280,7 +260,7 @@ class Succession:
     def _promote(self, key: str, task: _Task, view: AgentView, now: float) -> list[SuccessionAct]:
         old, job = task.job, task.heir
         task.forget()
-        task.job, task.until, task.began = job, 0.0, 0.0
+        task.job, task.until, task.began, task.awaited = job, 0.0, 0.0, task.asked
         self._follow(key, task)
         acts: list[SuccessionAct] = [Promote(key, job, old)]
         self.retired(key, old, now)
@@ -288,26 +268,14 @@ class Succession:
             acts.append(Cancel(key, old, f"its successor {job} is under way"))
         return acts
 
-    def _submit(self, pool: str, ends: list[tuple[float, str]], now: float) -> list[SuccessionAct]:
-        """Those that are due, the first to end first. Planned backwards from the last end."""
-        wait, load = self._wait(pool, now), self._load(pool)
-        gap = (load + self.drain_seconds) / max(1, self._tasks[ends[0][1]].pool.tasks // DOUBLED)
-        due: list[tuple[float, str]] = []
-        latest = float("inf")
-        for end, key in sorted(ends, reverse=True):
-            task = self._tasks[key]
-            limit = self._limit(task, end)
-            lead = self._lead(limit, WARNING + wait + load)
-            latest = min(latest - gap, end - lead)
-            if now >= max(latest, end - min(self._most, max(limit / 2, lead)), task.retry):
-                due.append((end, key))
+    def _submit(self, pool: str, ends: list[End], now: float) -> list[SuccessionAct]:
+        tasks = [task for task in self._tasks.values() if task.pool == pool]
+        waiting = max((now - task.asked for task in tasks if task.state == "queued" and task.asked), default=0.0)
         acts: list[SuccessionAct] = []
-        for end, key in sorted(due):
-            if not self._buckets[pool].take(now):
-                break
-            task = self._tasks[key]
+        for end in self._leads[pool].due(ends, waiting, now):
+            task = self._tasks[end.key]
             task.state, task.asked = "asked", now
-            acts.append(Succeed(key, f"its job {task.job} ends in {(end - now) / 60:.0f} min"))
+            acts.append(Succeed(end.key, f"its job {task.job} ends in {(end.time - now) / 60:.0f} min"))
         return acts
 
     def _sweep(self, now: float) -> list[SuccessionAct]:
@@ -317,30 +285,6 @@ class Succession:
                 acts.append(Cancel(key, job, "its task lives in another job"))
                 self._spent[job] = (key, now + self._patience.settle)
         return acts
-
-    # --- estimates -------------------------------------------------------------------------------------------
-
-    def _limit(self, task: _Task, end: float) -> float:
-        """Time limit of the task's job, where it is not told: a long one."""
-        return self._limits[task.pool.name] or (end - task.began if task.began else float("inf"))
-
-    @staticmethod
-    def _lead(limit: float, needed: float) -> float:
-        return min(MOST_LEAD * limit, needed + min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit)))
-
-    def _wait(self, pool: str, now: float) -> float:
-        """As learned; what is waiting now has waited at least so long."""
-        waiting = (
-            now - task.asked
-            for task in self._tasks.values()
-            if task.state == "queued" and task.asked and task.pool.name == pool
-        )
-        known = self._learned.wait(pool)
-        return max(PRIOR_WAIT if known is None else known, max(waiting, default=0.0))
-
-    def _load(self, pool: str) -> float:
-        known = self._learned.load(pool)
-        return PRIOR_LOAD if known is None else known
 
     # --- what others read ------------------------------------------------------------------------------------
 
@@ -355,7 +299,9 @@ class Succession:
     @property
     def curious(self) -> bool:
         """Slurm should be asked soon: successors are under way, or a job's end is not known yet."""
-        return bool(self._unasked) or any(task.state in ("asked", "queued") for task in self._tasks.values())
+        return bool(self._unasked) or any(
+            task.state == "asked" or (task.state == "queued" and task.asked) for task in self._tasks.values()
+        )
 
     def warn(self, key: str) -> bool:
         """The task's agent drains by itself: True once when it should hear that it has a successor."""

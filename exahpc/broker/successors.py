@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal
-from exahpc.broker.memory import Ended, Heir, Replaced, Sample
+from exahpc.broker.memory import Ended, Heir, Learns, Replaced, Sample
 from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.succession import Cancel, Promote, Succeed, Succession
 from exahpc.broker.values import AgentView, FleetAction
@@ -44,11 +44,11 @@ class Successors:
 
     # --- events ----------------------------------------------------------------------------------------------
 
+    def up(self, view: AgentView) -> None:
+        self._learn(view.pool, "wait", self.succession.up(view, self._now()))
+
     def coming(self, view: AgentView) -> None:
-        now = self._now()
-        waited = self.succession.coming(view, now)
-        if waited is not None:
-            self._journal.append(Sample(at=now, pool=view.pool, what="wait", seconds=waited))
+        self._learn(view.pool, "wait", self.succession.coming(view, self._now()))
 
     def lapsed(self, view: AgentView) -> None:
         self.succession.lapsed(view, self._now())
@@ -56,7 +56,11 @@ class Successors:
     def loaded(self, view: AgentView, seconds: float) -> None:
         self._recovery.loaded(view.key)
         self.succession.loaded(view.pool, seconds)
-        self._journal.append(Sample(at=self._now(), pool=view.pool, what="load", seconds=seconds))
+        self._learn(view.pool, "load", seconds)
+
+    def _learn(self, pool: str, what: Learns, seconds: float | None) -> None:
+        if seconds is not None:
+            self._journal.append(Sample(at=self._now(), pool=pool, what=what, seconds=seconds))
 
     def retired(self, key: str, job: str) -> None:
         self.succession.retired(key, job, self._now())

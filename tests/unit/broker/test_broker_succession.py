@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING
 from exahpc.broker.learned import KEPT, Learned, high
 from exahpc.broker.memory import Agent, Heir, Memory, Sample
 from exahpc.broker.succession import (
     BACK_SECONDS,
-    DOUBLED,
-    PRIOR_LOAD,
-    PRIOR_WAIT,
     RETRY_SECONDS,
-    WARNING,
     Cancel,
     Promote,
     Succeed,
@@ -206,6 +203,15 @@ def test_when_the_task_ends_first_it_lives_in_its_successors_job_from_then_on(ha
         assert acts == [promoted]
         assert story.times(Promote)[0] - since >= BACK_SECONDS, "it may only have been restarted"
     assert story.succession.heir("a/0") == ""
+
+
+def test_a_successor_that_came_too_late_tells_how_long_it_waited() -> None:
+    story = pending()
+    asked = story.times(Succeed)[0]
+    story.absent = [view(phase="gone", since=story.now, handed_back=True)]
+    story.run(story.now + 5)
+    assert story.succession.up(view("100", until=LIMIT + HOURS), asked + 2000) == pytest.approx(2000, abs=2)
+    assert story.succession.up(view("100", until=LIMIT + HOURS), asked + 3000) is None, "learned once"
 
 
 def test_a_silent_agent_has_its_time_to_be_heard_again_before_its_successor_counts() -> None:
