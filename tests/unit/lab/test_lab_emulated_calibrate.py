@@ -9,7 +9,7 @@ import pytest
 
 from exahpc.errors import ExahpcError
 from exahpc.lab.curve import Curve
-from exahpc.lab.emulated.calibrate import calibrated
+from exahpc.lab.emulated.calibrate import Point, calibrated, fitted
 from exahpc.lab.level import Level, Spread
 
 
@@ -37,3 +37,16 @@ def test_a_file_that_is_no_curve_is_named(tmp_path: Path) -> None:
         calibrated(path)
     with pytest.raises(ExahpcError, match="tells no latencies"):
         calibrated(saved(path, level(16, 0.1, 0.1)))
+
+
+def test_a_fit_gives_back_the_line_that_was_measured() -> None:
+    points = [Point(n, 0.1 + 0.01 * n, 0.02 + 0.0003 * n) for n in (1, 4, 16, 64)]
+    found = fitted(points, 100)
+    assert (found.base_seconds, found.each_seconds) == pytest.approx((0.02, 0.0003))
+    assert found.alone(100, 2)[0] == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize("points", [[], [Point(1, 0.0, 0.01)]])
+def test_a_fit_of_nothing_is_refused(points: list[Point]) -> None:
+    with pytest.raises(ValueError, match="no level"):
+        fitted(points, 100)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exahpc.lab.emulated.model import Batch, Latency, Point, fitted
+from exahpc.lab.emulated.model import Batch, Latency
 
 LATENCY = Latency()
 
@@ -145,16 +145,3 @@ def test_every_sequence_has_one_first_token_and_one_end_unless_aborted(data: st.
     assert set(ended) <= set(firsts)
     least = sum(wanted[number] for number in ended)
     assert least <= batch.tokens() <= least + sum(wanted[number] for number in aborted)
-
-
-def test_a_fit_gives_back_the_line_that_was_measured() -> None:
-    points = [Point(n, 0.1 + 0.01 * n, 0.02 + 0.0003 * n) for n in (1, 4, 16, 64)]
-    found = fitted(points, 100)
-    assert (found.base_seconds, found.each_seconds) == pytest.approx((0.02, 0.0003))
-    assert found.alone(100, 2)[0] == pytest.approx(0.11)
-
-
-@pytest.mark.parametrize("points", [[], [Point(1, 0.0, 0.01)]])
-def test_a_fit_of_nothing_is_refused(points: list[Point]) -> None:
-    with pytest.raises(ValueError, match="no level"):
-        fitted(points, 100)
