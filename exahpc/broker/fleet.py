@@ -15,8 +15,9 @@ fresh broker has heard only half of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from exahpc.broker.books import Books
 from exahpc.broker.member import Member
 from exahpc.broker.roster import Roster
 from exahpc.broker.values import (
@@ -43,7 +44,6 @@ from exahpc.wire.messages import (
     BrokerToAgent,
     DrainAgent,
     FleetTable,
-    ReplicaState,
     Share,
     Welcome,
 )
@@ -52,7 +52,7 @@ MISSED_BEATS = 4  # with a beat of 2 s, a dead node is found in less than 10 s
 CARRY_SECONDS = 20.0  # a peer that hangs in a connect to the old head's dead node needs up to 14 s
 
 
-class Fleet:
+class Fleet(Books):
     """One broker's knowledge of all agents. Times in seconds of one monotonic clock."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Fleet:
         self.epoch = epoch
         self._beat = deployment.recovery.beat_seconds
         self._drain_seconds = deployment.walltime.drain_seconds
-        self._roster = Roster(deployment, now)
+        super().__init__(Roster(deployment, now))
         self._retired = set(retired)
         self._carry_until = now + max(CARRY_SECONDS, MISSED_BEATS * self._beat)
         self._deaf_until = now
@@ -163,7 +163,7 @@ class Fleet:
             agent.draining = False
         agent.replicas = {}
         agent.absorb(message.replicas)
-        agent.came, agent.loaded = now, agent.ready == self._slots(agent)
+        agent.came, agent.loaded = now, agent.ready == agent.slots
         self._roster.connect(agent, peer, now)
         self._roster.enter(agent, "alive", now)
         actions.append(Tell(peer, Welcome(self.epoch, self._beat)))
@@ -208,7 +208,7 @@ class Fleet:
                 actions += self._remind(agent, now)
         elif changed:
             actions += self._route(agent)
-        if changed and not agent.loaded and agent.ready == self._slots(agent):
+        if changed and not agent.loaded and agent.ready == agent.slots:
             agent.loaded = True
             actions.append(Loaded(agent.view(), now - agent.came))
         return actions + self._settle(agent.key, now) if changed else actions
@@ -290,7 +290,7 @@ class Fleet:
         self._dirty |= asleep != self._asleep
         self._asleep = asleep
 
-    # --- what others read ------------------------------------------------------------------------------------
+    # --- the table ------------------------------------------------------------------------------------
 
     def table(self) -> FleetTable | None:
         """The table to push, with its version raised, or None when entries already have the same one."""
@@ -308,77 +308,12 @@ class Fleet:
         """The table as it was last pushed: for an entry that says hello."""
         return self._published
 
-    def key_of(self, peer: bytes) -> str | None:
-        """The agent on this connection, when it is its task's current one and not given up."""
-        agent = self._roster.on(peer)
-        return agent.key if agent is not None and (agent.role, agent.phase) == ("current", "alive") else None
-
-    def peer_of(self, key: str) -> bytes | None:
-        agent = self._roster.current.get(key)
-        return agent.peer if agent is not None and agent.phase == "alive" else None
-
     @property
     def dirty(self) -> bool:
         """A table may have to be pushed."""
         return self._dirty
 
-    @property
-    def alive(self) -> int:
-        """Agents, successors and leaving ones included."""
-        return self._roster.alive
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that these hold."""
-        return self._roster.nodes
-
-    @property
-    def expected(self) -> int:
-        return len(self._roster.expected)
-
-    @property
-    def unheard(self) -> int:
-        return self._roster.unheard
-
-    @property
-    def wanted(self) -> int:
-        """Replicas of all tasks that are not parked."""
-        return sum(self._slots(agent) for agent in self._roster.current.values() if not agent.parked)
-
-    def parked(self, key: str) -> bool:
-        return self._roster.current[key].parked
-
-    def absent(self) -> Iterator[AgentView]:
-        """Wanted agents that are not alive; costs nothing when all are."""
-        return self._roster.absent(parked=False)
-
-    def surplus(self) -> Iterator[AgentView]:
-        """Parked tasks whose agents are not alive: what Slurm still holds of them is not needed."""
-        return self._roster.absent(parked=True)
-
-    def replicas(self, key: str) -> list[ReplicaState]:
-        """What the task's current agent last told."""
-        return list(self._roster.current[key].replicas.values())
-
-    def serving(self, key: str) -> bool:
-        """Whether a replica of the task's current agent is ready."""
-        return self._roster.current[key].ready > 0
-
-    def lowered(self) -> Iterator[tuple[str, int, int, float, bool]]:
-        """(agent, slot, incarnation, weight, probe) of replicas that were weighed down, by a predecessor too."""
-        for key, agent in self._roster.current.items():
-            for slot, (incarnation, weight, probe) in agent.weights.items():
-                yield key, slot, incarnation, weight, probe
-
-    def snapshot(self) -> Iterator[tuple[AgentView, int, float, list[ReplicaState]]]:
-        """(agent, its restarts, when it was last heard, its replicas) of every task."""
-        return self._roster.snapshot()
-
     # --- inner -----------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _slots(agent: Member) -> int:
-        return len(agent.pool.slots_of_task(agent.task))
 
     def _leave(self, agent: Member, phase: AgentPhase, why: str, now: float) -> list[FleetAction]:
         self._roster.enter(agent, phase, now)

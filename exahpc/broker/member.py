@@ -72,6 +72,11 @@ class Member:
         return self.sequences or self.pool.max_sequences
 
     @property
+    def slots(self) -> int:
+        """Replicas that its task holds."""
+        return len(self.pool.slots_of_task(self.task))
+
+    @property
     def ready(self) -> int:
         """Replicas that could take traffic."""
         return sum(replica.phase == "ready" for replica in self.replicas.values())
