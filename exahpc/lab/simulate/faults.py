@@ -105,4 +105,4 @@ class Faults:
     def _slow(self, host: Host, step: Step, times: float) -> None:
         step.slow *= times
         if not step.ended:
-            host.relay.change(step.slot, slow=step.slow)
+            host.relay.change(step.slot, slow=host.pace(step))

@@ -145,8 +145,7 @@ class Host:
         hello = ReplicaHello(
             pool.name, step.slot, step.incarnation, pool.max_sequences, tokens, self._deployment.model.context, ""
         )
-        slow = step.slow * self._world.versions[self.version].times
-        batch = Batch(self._world.scenario.replica, pool.max_sequences, tokens, slow)
+        batch = Batch(self._world.scenario.replica, pool.max_sequences, tokens, self.pace(step))
         batch.advance(self._timeline.now)
         self.lost(step.slot, own_exit=False)
         meter = Meter(health.window_requests, memory=health.rest_seconds)
@@ -154,6 +153,10 @@ class Host:
         if step.frozen:
             self.relay.change(step.slot, frozen=True)
         self._world.serving += 1
+
+    def pace(self, step: Step) -> float:
+        """How many times as long as usual this one takes, with the version that it serves."""
+        return step.slow * self._world.versions[self.version].times
 
     def lost(self, slot: int, *, own_exit: bool) -> None:
         """The replica takes nothing any more, and what it ran goes back."""
