@@ -90,7 +90,7 @@ def hour(nodes: int) -> Run:
 
 def switch(nodes: int) -> Run:
     """A switch with 48 replicas fails: traffic that was not on them, and the pace of rebuilds."""
-    world, found, run = _simulated(*_preset("switch", nodes, seconds=240.0))
+    world, found, run = _simulated(*_preset("switch", nodes))
     table, at = Table(world.outcomes), world.start + world.scenario.warm
     fault = at + next(f.at for f in world.scenario.fault if isinstance(f, SwitchDown))
     calm = (table.ending == 0) & (table.moved == 0)

@@ -36,8 +36,8 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="switch",
             about="a switch fails, and with it four nodes",
-            seconds=120.0,
-            arrivals=Arrivals(rate_per_replica=3.0),
+            seconds=240.0,
+            arrivals=Arrivals(rate_per_replica=1.0),
             fault=(SwitchDown(at=20.0),),
         ),
         Scenario(
@@ -50,7 +50,7 @@ SCENARIOS: dict[str, Scenario] = {
             name="hot",
             about="one replica in a hundred becomes five times as slow",
             seconds=120.0,
-            arrivals=Arrivals(rate_per_replica=3.0),
+            arrivals=Arrivals(rate_per_replica=1.5),
             fault=(Slow(at=20.0),),
         ),
         Scenario(
