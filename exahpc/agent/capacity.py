@@ -35,7 +35,7 @@ class Capacity:
         self.hello = hello
         self.meter = meter
         self.running: dict[int, Choice] = {}
-        self._online = 0  # of those that run
+        self._online = self._needs = 0  # of online ones that run: their number, and all that they may come to hold
         self.online: deque[Choice] = deque()
         self.rows: deque[Choice] = deque()
         self.alone: set[Choice] = set()
@@ -51,6 +51,8 @@ class Capacity:
         """Room for an online sequence of `need` tokens now."""
         if self._online >= self.hello.sequences:
             return False
+        if self._needs + need <= self.hello.tokens:
+            return True  # whatever comes of them
         return self._expected(c for c in self.running.values() if not c.job.row) + need <= self.hello.tokens
 
     @property
@@ -120,7 +122,9 @@ class Capacity:
         """Give a place to a choice that waited."""
         choice.sequence = sequence
         self.running[sequence] = choice
-        self._online += not choice.job.row
+        if not choice.job.row:
+            self._online += 1
+            self._needs += choice.need
 
     def leave(self, choice: Choice) -> bool:
         """Forget a choice that ran or waited. True when the replica runs it."""
@@ -129,7 +133,9 @@ class Capacity:
         self.alone.discard(choice)
         if choice.sequence in self.running:
             del self.running[choice.sequence]
-            self._online -= not choice.job.row
+            if not choice.job.row:
+                self._online -= 1
+                self._needs -= choice.need
             return True
         queue = self.rows if choice.job.row else self.online
         if choice in queue:
