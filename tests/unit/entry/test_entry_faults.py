@@ -172,7 +172,7 @@ def test_who_waits_is_served_when_room_comes_back(entry: Running, fleet: Fleet) 
 def test_beyond_max_waiting_a_request_gets_429_with_retry_after(own: Own) -> None:
     entry, fleet = own.entry, own.fleet
     for agent in fleet.agents.values():
-        agent.capacity, agent.interval = 1, 0.1
+        agent.capacity, agent.interval = 1, 1.0
     fleet.publish()
     with ThreadPoolExecutor(4) as pool:
         taken = [pool.submit(stream, entry) for _ in range(4)]
