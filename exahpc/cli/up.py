@@ -53,6 +53,9 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         _show_memory(deployment, ledgers)
         folder, key = prepare.create(path, deployment)
         start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
+    if deployment.launcher.commands == "watch":
+        command = f"exahpc watch {shlex.quote(deployment.name)}"
+        notes.print(f"  leave this running on a login node: {command}", markup=False, soft_wrap=True)
     if wait:
         _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
         endpoint = folder.endpoint()
