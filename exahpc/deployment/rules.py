@@ -193,6 +193,9 @@ def _head(deployment: Deployment, problems: Problems) -> None:
     if deployment.launcher.kind == "local" and head.placement != "local":
         remedy = 'with launcher.kind = "local" the head is a process of this machine: remove it or set "local"'
         problems.add("head.placement", head.placement, remedy)
+    if deployment.launcher.kind == "local" and deployment.launcher.commands != "head":
+        remedy = 'launcher.kind = "local" runs no command of Slurm: remove it'
+        problems.add("launcher.commands", deployment.launcher.commands, remedy)
     _resources("head.slurm", head.slurm, problems)
     _one_kind_of_devices("head.slurm", deployment.slurm, head.slurm, problems)
 

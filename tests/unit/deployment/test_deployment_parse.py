@@ -135,6 +135,10 @@ def test_broken_toml_names_the_line() -> None:
             'head.placement = "job": with launcher.kind = "local"',
         ),
         (
+            GOOD + '[launcher]\nkind="local"\ncommands="watch"',
+            'launcher.commands = "watch": launcher.kind = "local" runs no command of Slurm',
+        ),
+        (
             GOOD + 'pipeline_parallel=2\nnodes_per_replica=2\n[launcher]\nkind="local"',
             "pool[0].nodes_per_replica = 2: launcher",
         ),
