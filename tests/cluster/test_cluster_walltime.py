@@ -6,6 +6,7 @@ Three nodes; tasks ask for few CPUs, so a task and its successor may share a nod
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from exahpc.slurm.jobbook import JobBook
 from tests.cluster.conftest import DevCluster, why_not
-from tests.live import Live, Load, processes_of, until
+from tests.live import EXAHPC, Live, Load, processes_of, until
 from tests.tiny import make_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
@@ -41,6 +42,8 @@ backoff_seconds = 0.2
 beat_seconds = 1.0
 [walltime]
 drain_seconds = 20
+[launcher]
+commands = "{commands}"
 """
 
 
@@ -70,13 +73,19 @@ def jobs(live: Live) -> dict[int, str]:
     return {agent.task: agent.job for agent in found.agents if agent.alive} if found else {}
 
 
+@pytest.mark.parametrize("commands", ["head", "watch"])
 def test_every_task_is_succeeded_before_its_time_is_over_and_no_request_fails(
-    nodes: DevCluster, home: Path
+    nodes: DevCluster, home: Path, commands: str
 ) -> None:
-    live = Live(home, "wall", {"SLURM_CONF": nodes.conf})
+    """commands = "watch": as where nodes may not run sbatch."""
+    live = Live(home, f"wall-{commands}", {"SLURM_CONF": nodes.conf})
+    watcher: subprocess.Popen[bytes] | None = None
     try:
         model = home / "models" / "tiny"
-        live.up(TOML.format(name="wall", model=model, partition="main", time="5", more=""))
+        text = TOML.format(name=live.name, model=model, partition="main", time="5", more="", commands=commands)
+        live.up(text)
+        if commands == "watch":
+            watcher = subprocess.Popen([*EXAHPC, "watch", live.name], env=live.env, stdin=subprocess.DEVNULL)
         first = jobs(live)
         assert set(first) == {0, 1}
         load = Load(live, streams=3, tokens=200)
@@ -104,11 +113,14 @@ def test_every_task_is_succeeded_before_its_time_is_over_and_no_request_fails(
         array, task = jobs(live)[0].split("_")
         assert task == "0"
         assert array in JobBook.load(live.folder.path).pools["a"]
-        live.run("down", "wall")
+        live.run("down", live.name)
         assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job, successors included"
         until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
     finally:
-        live.run("down", "wall", "--seconds", "0", check=False)
+        if watcher is not None:
+            watcher.terminate()
+            watcher.wait()
+        live.run("down", live.name, "--seconds", "0", check=False)
         nodes.clear()
 
 
@@ -120,7 +132,8 @@ def test_a_preempted_task_comes_back_under_its_id_and_no_request_fails(
     live = Live(home, f"pre-{partition}", {"SLURM_CONF": nodes.conf})
     try:
         model, apart = home / "models" / "tiny", 'slurm.gres = "gpu:tile:7"'
-        live.up(TOML.format(name=live.name, model=model, partition=partition, time="1:00:00", more=apart))
+        hour = {"time": "1:00:00", "commands": "head"}
+        live.up(TOML.format(name=live.name, model=model, partition=partition, more=apart, **hour))
         first, before = jobs(live), {task: live.incarnation("a", task, task) for task in (0, 1)}
         head = live.folder.head()
         assert head is not None
