@@ -19,8 +19,8 @@ class RequestError(ExahpcError):
     """A request that can never succeed: bad fields, too long, unknown model.
 
     status: HTTP status code; type, param and code: the fields of OpenAI's error object; retry_after: seconds after
-    which the client may ask again; final: asking again does not help, clients that would do so by themselves should
-    not.
+    which the client may ask again; final: asking again does not help, clients that would do so by themselves
+    should not.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class Limits(Frozen, frozen=True):
     """Longest wait for a free replica before 503."""
     start_seconds: float = 540.0
     """Longest wait while no replica is up at all, and of a request that must run alone (see
-    `docs/explanation/admission.md`); less than the ten minutes after which OpenAI's clients give up by themselves."""
+    `docs/explanation/admission.md`); less than the ten minutes after which OpenAI's clients give up themselves."""
     stream_buffer_bytes: int = 2**20
     """Unsent bytes kept for one slow reader before its request is cancelled."""
     attempts: int = 5

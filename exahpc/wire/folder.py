@@ -234,8 +234,8 @@ class Folder:
         return claim(self.path / "incarnations", f"{pool}.{name}.")
 
     def wanted_mark(self, pool: str, task: int) -> Path:
-        """With the local launcher, a task of a pool that scales runs while this file exists; where the directory is
-        gone, the deployment is taken down."""
+        """With the local launcher, a task of a pool that scales runs while this file exists; where the directory
+        is gone, the deployment is taken down."""
         return self.path / "local" / "wanted" / f"{pool}.{task}"
 
     def logs(self, *parts: str) -> Path:
