@@ -215,7 +215,8 @@ def _apart(case: str, nodes: int) -> Run:
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **_MEMORY})
     run: Run = json.loads(found.stdout)
     verdict = "met" if run["met"] else "MISSED"
-    print(f"{case:13}{run['number']}: {run['value']} (bar {run['bar']}, {verdict}), {run['wall_s']} s", flush=True)
+    took = f"{run['wall_s']} s, {run['cpu_s']} s of CPU"
+    print(f"{case:13}{run['number']}: {run['value']} (bar {run['bar']}, {verdict}), {took}", flush=True)
     return {"side": "exahpc", "case": case, **run}
 
 

@@ -85,7 +85,7 @@ SCENARIOS: dict[str, Scenario] = {
             about="an hour of 40 long requests a second",
             seconds=3600.0,
             arrivals=Arrivals(rate=40.0, mix=(Request(prompt=2048, new=1024),)),
-            machine=Machine(entries=2),
+            machine=Machine(entries=1),
         ),
         Scenario(
             name="mishaps",

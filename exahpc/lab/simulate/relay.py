@@ -154,9 +154,7 @@ class Relay:
     def loads(self) -> list[Load]:
         """Of replicas that have work, or had some when this was last asked."""
         stirred, self.stirred = self.stirred, set()
-        return [
-            replica.load for slot, replica in sorted(self.replicas.items()) if slot in stirred or replica.works
-        ]
+        return [replica.load for slot, replica in self.replicas.items() if slot in stirred or replica.works]
 
     def _changed(self, slot: int) -> None:
         self.touched.add(slot)

@@ -39,10 +39,13 @@ class Room:
         self._due = math.inf
         now, loads = self._timeline.now, relay.loads()
         busy = any(load.tokens for load in loads)
-        before = [self._told.get(load.slot, Load(load.slot, 0)) for load in loads]
-        if (busy and now - self._told_at >= STEADY_SECONDS) or worth_telling(before, loads):
+        if (busy and now - self._told_at >= STEADY_SECONDS) or self._worth(loads):
             self._told, self._told_at = {load.slot: load for load in loads}, now
             for gateway, agent in self._links.items():
                 gateway.room(agent, loads)
         if busy:
             self._plan(max(self._told_at + STEADY_SECONDS, now + self._seconds), relay)
+
+    def _worth(self, loads: list[Load]) -> bool:
+        told = self._told
+        return worth_telling([told.get(load.slot) or Load(load.slot, 0) for load in loads], loads)
