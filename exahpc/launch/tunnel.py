@@ -37,9 +37,9 @@ def forward_argv(where: Whereabouts, via: str | None, listen: Path) -> tuple[str
     shown = f"[{host}]" if ":" in host else host
     forward = ("-L", f"{listen}:{shown}:{where.endpoint.port}")
     if via is not None and not _is_loopback(host):
-        return ("ssh", "-N", *_FORWARDING, *forward, via)
+        return ("ssh", "-N", *_FORWARDING, *forward, "--", via)
     jump = ("-J", via) if via is not None else ()  # only the head itself reaches its loopback
-    return ("ssh", "-N", *_FORWARDING, *jump, *forward, where.head)
+    return ("ssh", "-N", *_FORWARDING, *jump, *forward, "--", where.head)  # what another machine calls itself
 
 
 async def reached(where: Whereabouts) -> bool:

@@ -203,11 +203,11 @@ def test_an_ssh_that_is_not_let_in_ends_the_command_with_its_words(site: Site) -
 @pytest.mark.parametrize(
     ("host", "via", "ends"),
     [
-        ("10.0.0.7", "me@login", ["/s:10.0.0.7:80", "me@login"]),
-        ("10.0.0.7", None, ["/s:10.0.0.7:80", "n7"]),
-        ("fd00::7", "me@login", ["/s:[fd00::7]:80", "me@login"]),
-        ("127.0.0.1", None, ["/s:127.0.0.1:80", "n7"]),
-        ("127.0.0.1", "me@login", ["-J", "me@login", "-L", "/s:127.0.0.1:80", "n7"]),
+        ("10.0.0.7", "me@login", ["/s:10.0.0.7:80", "--", "me@login"]),
+        ("10.0.0.7", None, ["/s:10.0.0.7:80", "--", "n7"]),
+        ("fd00::7", "me@login", ["/s:[fd00::7]:80", "--", "me@login"]),
+        ("127.0.0.1", None, ["/s:127.0.0.1:80", "--", "n7"]),
+        ("127.0.0.1", "me@login", ["-J", "me@login", "-L", "/s:127.0.0.1:80", "--", "n7"]),
     ],
 )
 def test_ssh_goes_by_way_of_the_login_node_and_only_the_head_reaches_its_loopback(
@@ -215,6 +215,11 @@ def test_ssh_goes_by_way_of_the_login_node_and_only_the_head_reaches_its_loopbac
 ) -> None:
     where = Whereabouts(Endpoint("", host, 80, None), "n7")
     assert list(forward_argv(where, via, Path("/s")))[-len(ends) :] == ends
+
+
+def test_what_another_machine_calls_itself_is_no_option_of_ssh() -> None:
+    where = Whereabouts(Endpoint("", "127.0.0.1", 80, None), "-oProxyCommand=touch pwned")
+    assert forward_argv(where, "me@login", Path("/s"))[-2:] == ("--", where.head)
 
 
 def test_the_name_is_quoted_for_the_other_side(tmp_path: Path) -> None:
