@@ -1,4 +1,8 @@
-"""One choice of a request: ids in, text and frames out. Pure."""
+"""One choice of a request: ids in, text and frames out. Pure.
+
+Where no token can end the answer (no stop strings), ids become text only when text is wanted: for a frame, or at
+the end. All at once they cost a small part of what they cost one by one.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,14 @@ class Choice:
     timing: Timing
 
     __slots__ = (
-        "_pending", "_text", "_told", "carried", "count", "fresh", "index", "job", "left", "need", "new", "parts",
-        "prefill", "prompt", "reason", "replayed", "sent", "sequence", "timing",
+        "_late", "_pending", "_text", "_told", "carried", "count", "fresh", "index", "job", "left", "need", "new",
+        "parts", "prefill", "prompt", "reason", "replayed", "sent", "sequence", "timing",
     )  # fmt: skip
 
     def __init__(self, job: Job, index: int, prompt: Prompt, text: TextStream) -> None:
         self.job, self.index, self.prompt, self.new = job, index, prompt, prompt.new
         self._text = text
+        self._late = not job.request.stop  # the text of `fresh` is still to be made
         self.parts: list[str] = []  # text of a request that does not stream
         self._pending = ""  # text that no frame has carried yet
         if prompt.echo:
@@ -88,23 +93,26 @@ class Choice:
     def push(self, token: int) -> Literal["quiet", "text", "stopped"]:
         """Take one token: nothing to show yet, new text, or the end of a stop string."""
         self.count += 1
-        if self.job.peer is not None:
-            self.fresh.append(token)
+        self.fresh.append(token)
+        if self._late:
+            return "quiet" if self.job.events is None else "text"
         text = self._text.push((token,))
-        if text:
-            if self.job.events is None:
-                self.parts.append(text)
-            else:
-                self._pending += text
+        self._show(text)
         if self._text.stopped:
             return "stopped"
         return "text" if text else "quiet"
 
     def end(self, reason: Finish) -> None:
         """No more tokens come: what was held back comes out."""
+        self._catch_up()
+        self._late = False
         self.reason, self.left = reason, 0
         if self.job.events is None or not self._told:
             self._show(self._text.finish())
+
+    def _catch_up(self) -> None:
+        if self._late and self.fresh:
+            self._show(self._text.push(self.fresh))
 
     def _show(self, text: str) -> None:
         """Text for the client."""
@@ -123,15 +131,15 @@ class Choice:
         events = self.job.events
         if events is None:
             return b""
-        parts = []
+        data = b""
         if self._pending:
-            parts.append(events.text(self.index, self._pending))
+            data = events.text(self.index, self._pending)
             self.sent += len(self._pending)
             self._pending = ""
         if self.reason is not None and not self._told:
-            parts.append(events.finish(self.index, self.reason))
-        self._told = self.reason is not None
-        return b"".join(parts)
+            self._told = True
+            data += events.finish(self.index, self.reason)
+        return data
 
     def answered(self) -> tuple[str, Finish, bytes]:
         """For the body of a request that does not stream: text, reason, log-probabilities."""
@@ -140,6 +148,7 @@ class Choice:
     def take_frame(self) -> Frame:
         """Everything not told yet, as one frame."""
         job = self.job
+        self._catch_up()
         data = self.take_bytes()
         if data and not job.begun:
             data = job.opening() + data

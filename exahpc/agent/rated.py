@@ -37,6 +37,7 @@ class RatedChoice(Choice):
 
     def __init__(self, job: Job, index: int, prompt: Prompt, text: TextStream, tokenizer: Tokenizer) -> None:
         super().__init__(job, index, prompt, text)
+        self._late = False
         self._tokenizer = tokenizer
         self._next: Likelihood | None = None
         self._prompt: list[Likelihood] = []

@@ -36,11 +36,11 @@ class Decoder(Protocol):
         """Whether all text of the tokens so far is out."""
         ...
 
-    def push(self, token: int) -> str: ...
+    def push(self, ids: Sequence[int]) -> str: ...
 
     def apart(self, token: int) -> int:
-        """How much of the text that `push` of this token would give stands before the token's own: U+FFFD for
-        characters that it leaves incomplete."""
+        """How much of the text that `push` of this one token would give stands before the token's own: U+FFFD
+        for characters that it leaves incomplete."""
         ...
 
     def finish(self) -> str:
@@ -62,8 +62,8 @@ class BytesDecoder:
         self._decode, self._state = decoder.decode, decoder.getstate
         self.settled = True
 
-    def push(self, token: int) -> str:
-        piece = self._table[token]
+    def push(self, ids: Sequence[int]) -> str:
+        piece = b"".join(map(self._table.__getitem__, ids))
         if self.settled and piece.isascii():  # most are: a tenth of the time
             return piece.decode("ascii")
         text = self._decode(piece)
@@ -99,7 +99,10 @@ class WindowDecoder:
     def settled(self) -> bool:
         return self._read == len(self._ids)
 
-    def push(self, token: int) -> str:
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(map(self._push, ids))
+
+    def _push(self, token: int) -> str:
         if token in self._silent:
             return ""
         self._ids.append(token)
@@ -156,12 +159,12 @@ class TextStream:
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids; those after a stop string change nothing."""
         if not self._stops:
-            return "".join(map(self._decoder.push, ids)) if len(ids) != 1 else self._decoder.push(ids[0])
+            return self._decoder.push(ids)
         parts = []
         for token in ids:
             if self.stopped:
                 break
-            parts.append(self._match(self._decoder.push(token)))
+            parts.append(self._match(self._decoder.push((token,))))
         return "".join(parts)
 
     def finish(self) -> str:
