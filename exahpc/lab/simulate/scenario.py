@@ -88,7 +88,7 @@ class Machine(Keys, frozen=True):
     noticed_seconds: Seconds = 300.0
     walltime_seconds: Positive | None = None
     entries: Count | None = None
-    room_seconds: Positive = 0.25
+    room_seconds: Positive = 0.8
 
 
 # --- what breaks ---------------------------------------------------------------------------------------------
