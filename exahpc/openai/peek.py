@@ -74,7 +74,8 @@ _NAMES = [name for name in _Fields.__struct_fields__ if name not in ("prompt", "
 
 
 def _prompts(raw: msgspec.Raw) -> int:
-    if bytes(memoryview(raw)[:1]) != b"[":
+    beginning = bytes(memoryview(raw)[:8])
+    if beginning[:1] != b"[" or beginning[1:].lstrip()[:1].isdigit():  # a text, or its tokens: there may be many
         return 1
     return _count(msgspec.json.decode(raw))
 

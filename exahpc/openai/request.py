@@ -5,7 +5,7 @@ What is supported, ignored and refused, and why, stands in docs/reference/api.md
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from exahpc.openai.sampling import read_logprobs, read_sampling, read_stop_token
 from exahpc.openai.unsupported import KNOWN, refuse_unsupported
 from exahpc.wire.messages import Sampling
 
+_Ids = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 STOPS = 4
 """Most stop strings of one request (OpenAI's limit)."""
 STOP_LENGTH = 1000
@@ -158,10 +159,10 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         value = [value]
     if not isinstance(value, list):
         refuse("prompt", f"{printable(value)} is neither a string nor a list")
-    if value and all(isinstance(item, int) for item in value):
-        value = [value]
     if not value:
         refuse("prompt", "an empty list: give at least one prompt")
+    if set(map(type, value)) <= {int, bool}:  # `type` in place of a loop of our own: there may be thousands
+        value = [value]
     return tuple(_prompt(item, f"prompt[{i}]" if len(value) > 1 else "prompt") for i, item in enumerate(value))
 
 
@@ -174,10 +175,11 @@ def _prompt(value: object, where: str) -> str | tuple[int, ...]:
         refuse(where, f"{printable(value)} is neither a string nor a list of token ids")
     if not value:
         refuse(where, "empty: give at least one token to go on from")
-    for i, token in enumerate(value):
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            refuse(where, f"item {i} is {printable(token)}: give token ids (integers from 0) only")
-    return tuple(value)
+    try:
+        return msgspec.convert(value, _Ids)
+    except msgspec.ValidationError:
+        i, token = next((i, t) for i, t in enumerate(value) if type(t) is not int or t < 0)
+        refuse(where, f"item {i} is {printable(token)}: give token ids (integers from 0) only")
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:
