@@ -49,7 +49,8 @@ from exahpc.wire.messages import (
 )
 
 MISSED_BEATS = 4  # with a beat of 2 s, a dead node is found in less than 10 s
-CARRY_SECONDS = 20.0  # a peer that hangs in a connect to the old head's dead node needs up to 14 s
+CARRY_SECONDS = 20.0  # a peer that hangs in a connect to the old head's dead node needs up to 14 s ...
+STAYED_SECONDS = 8.0  # ... one whose head only started again knows it at once
 
 
 class Fleet(Books):
@@ -62,15 +63,17 @@ class Fleet(Books):
         now: float,
         carried: Iterable[tuple[AgentView, AgentRoute | None]] = (),
         retired: Iterable[str] = (),
+        *,
+        moved: bool = True,
     ) -> None:
         """carried: what the predecessor last knew; agents that this deployment does not want are left out.
-        retired: jobs whose task lives in another one."""
+        retired: jobs whose task lives in another one; moved: the predecessor was on another host."""
         self.epoch = epoch
         self._beat = deployment.recovery.beat_seconds
         self._drain_seconds = deployment.walltime.drain_seconds
         super().__init__(Roster(deployment, now))
         self._retired = set(retired)
-        self._carry_until = now + max(CARRY_SECONDS, MISSED_BEATS * self._beat)
+        self._carry_until = now + max(CARRY_SECONDS if moved else STAYED_SECONDS, MISSED_BEATS * self._beat)
         self._deaf_until = now
         self._last_tick = now
         self._drain: tuple[float, str] | None = None

@@ -121,7 +121,8 @@ class Broker:
         memory = replay(journals) if before is not None else Memory()
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
-        self._fleet = Fleet(self._deployment, epoch, now, memory.carried(), memory.replaced)
+        moved = before is None or before.host != socket.gethostname()
+        self._fleet = Fleet(self._deployment, epoch, now, memory.carried(), memory.replaced, moved=moved)
         self._policies = Policies(
             self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from exahpc.broker.fleet import CARRY_SECONDS, Fleet
+from exahpc.broker.fleet import CARRY_SECONDS, STAYED_SECONDS, Fleet
 from exahpc.broker.memory import Agent, Memory
 from exahpc.broker.values import Changed, Down, Ignored, Superseded, Tell, Up
 from exahpc.deployment.spec import Deployment, Model, Pool, Recovery
@@ -200,10 +200,11 @@ def test_a_draining_fleet_routes_nothing_and_tells_also_those_who_come_later() -
     assert routes(fleet) == {"a/0": set(), "a/1": set()}, "what runs there is not lost"
 
 
-def test_a_restarted_broker_keeps_the_routes_of_agents_it_has_not_heard_yet() -> None:
+@pytest.mark.parametrize(("moved", "seconds"), [(True, CARRY_SECONDS), (False, STAYED_SECONDS)])
+def test_a_restarted_broker_keeps_the_routes_of_agents_it_has_not_heard_yet(moved: bool, seconds: float) -> None:
     before = Fleet(deployment(), 1, 0.0)
     memory = memory_of(before.hello(b"p", hello(0), 0.0), before.hello(b"q", hello(1), 0.0))
-    after = Fleet(deployment(), 2, 100.0, memory.carried())
+    after = Fleet(deployment(), 2, 100.0, memory.carried(), moved=moved)
     both = {"a/0": {(0, 1), (1, 1)}, "a/1": {(2, 1), (3, 1)}}
     assert routes(after) == both
     assert after.expected == 2
@@ -215,7 +216,7 @@ def test_a_restarted_broker_keeps_the_routes_of_agents_it_has_not_heard_yet() ->
     for second in range(101, 140):
         after.beat(b"p", beat(), float(second))
         lost += [(second, down.key) for down in of(Down, after.tick(float(second)))]
-    assert lost == [(100 + int(CARRY_SECONDS), "a/1")]
+    assert lost == [(100 + int(seconds), "a/1")]
     assert routes(after) == {"a/0": {(1, 1)}}
 
 

@@ -33,6 +33,8 @@ replicas = 4
 replicas_per_task = 2
 """
 
+PATIENT = TOML.replace("beat_seconds = 0.5", "beat_seconds = 10")
+
 ON_SLURM = TOML.replace('kind = "local"', 'kind = "slurm"\ninterface = "lo"')
 
 
@@ -222,7 +224,7 @@ def test_a_silent_agent_is_lost_and_comes_back_with_a_beat(tmp_path: Path) -> No
 
 def test_a_killed_broker_returns_at_its_old_address_and_no_route_is_ever_missing(tmp_path: Path) -> None:
     async def story() -> None:
-        async with world(tmp_path) as w:
+        async with world(tmp_path, PATIENT) as w:
             entry, quick, a1 = w.entry(), w.agent(0), w.agent(1)
             await until(lambda: entry.slots == ALL, "all replicas route")
             first = await w.head(1)
