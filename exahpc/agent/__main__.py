@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -84,6 +85,7 @@ def run(
             starter=starter(folder, deployment, pool, task, version),
         ).run()
 
+    gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
     code = uvloop.run(serve())
     if code == EXIT_REQUEUE:
         _requeue()

@@ -147,10 +147,10 @@ def _check_least(request: Request, prompt: Prompt) -> None:
 
 
 def _check_tokens(request: Request, vocabulary: int) -> None:
-    named = {
-        "logit_bias": [token for token, _ in request.sampling.logit_bias],
-        "stop_token_ids": request.stop_token_ids,
-    }
+    bias = request.sampling.logit_bias
+    if not bias and not request.stop_token_ids:
+        return
+    named = {"logit_bias": [token for token, _ in bias], "stop_token_ids": request.stop_token_ids}
     for param, tokens in named.items():
         if max(tokens, default=0) >= vocabulary:
             raise RequestError(

@@ -190,22 +190,23 @@ class Relay:
             choice = running.get(sequence)
             if choice is None:
                 continue
+            done = 1
             if choice.prefill:
                 capacity.meter.first(choice, token, now)
+                done += choice.prefill
+                choice.prefill = 0
             elif token != choice.timing.only:
                 choice.timing.only = VARIED
-            done = choice.prefill + 1
-            choice.prefill = 0
             choice.left -= done
             capacity.outstanding -= done
-            state = choice.push(token)
+            state, job = choice.push(token), choice.job
             if state == "stopped":
                 actions.append(ToReplica(slot, Abort(sequence)))
                 actions += self._end(choice, capacity, "stop")
-            elif state == "quiet" or choice.job.events is None:
-                if not choice.job.row:
+            elif state == "quiet" or job.events is None:
+                if job.peer is not None:
                     self._quiet[choice] = None
-            elif choice.job.begun:
+            elif job.begun:
                 self._due[choice] = None
             else:
                 first.append(choice)
@@ -221,8 +222,10 @@ class Relay:
                 )
             else:
                 actions += self._end(choice, capacity, reason)
-        actions += self._frames(choice for choice in first if self._runs(choice.job))
-        return _replicas_first([*actions, *self._start_waiting(capacity)])
+        if first:
+            actions += self._frames(choice for choice in first if self._runs(choice.job))
+        actions += self._start_waiting(capacity)
+        return _replicas_first(actions)
 
     def no_room(self, slot: int, message: NoRoom) -> list[Action]:
         """A replica refused a sequence: it is full, or for good, which is a defect since room is checked here."""
@@ -337,7 +340,9 @@ class Relay:
         for choice in waiting:
             capacity.wait(choice)
         if not job.row:
-            self._due |= dict.fromkeys(choice for choice in job.choices if choice.untold)
+            for choice in job.choices:
+                if choice.untold:
+                    self._due[choice] = None
         return self._start_waiting(capacity)
 
     def _start_waiting(self, capacity: Capacity) -> list[Action]:
@@ -423,7 +428,10 @@ def _hear(message: Tokens, running: Mapping[int, Choice]) -> None:
 
 def _replicas_first(actions: list[Action]) -> list[Action]:
     """Sending to a peer may show that it is gone, and free sequences: they must have been admitted by then."""
-    return sorted(actions, key=lambda action: not isinstance(action, ToReplica)) if len(actions) > 1 else actions
+    first = [action for action in actions if isinstance(action, ToReplica)]
+    if not first or len(first) == len(actions):
+        return actions
+    return first + [action for action in actions if not isinstance(action, ToReplica)]
 
 
 def _error(error: RequestError) -> bytes:

@@ -32,7 +32,7 @@ class EventFormat:
     created: Unix seconds; include_usage: a last chunk carries the usage, and every other one a null.
     """
 
-    __slots__ = ("_after", "_between", "_chat", "_end", "_head", "_usage_head")
+    __slots__ = ("_after", "_between", "_chat", "_end", "_first", "_head", "_usage_head")
 
     def __init__(self, kind: Kind, request: str, created: int, model: str, *, include_usage: bool) -> None:
         self._chat = kind == "chat"
@@ -45,6 +45,7 @@ class EventFormat:
         self._usage_head = opening + b'],"usage":'
         self._head = opening + b'{"index":'
         self._between = b',"delta":{"content":' if self._chat else b',"text":'
+        self._first = self._head + b"0" + self._between  # of the only choice, mostly
         close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         logprobs = b',"logprobs":null,"finish_reason":'
         self._after = (b"}" if self._chat else b"") + logprobs + b"null" + close
@@ -59,7 +60,8 @@ class EventFormat:
 
     def text(self, choice: int, text: str) -> bytes:
         """A chunk of text."""
-        return b"%b%d%b%b%b" % (self._head, choice, self._between, literal(text), self._after)
+        start = b"%b%d%b" % (self._head, choice, self._between) if choice else self._first
+        return start + literal(text) + self._after
 
     def rated(self, choice: int, text: str, logprobs: bytes) -> bytes:
         """A chunk of text with the log-probabilities of its tokens (see `logprobs`)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from typing import Any, NoReturn
 
 from exahpc.errors import RequestError
@@ -32,16 +32,16 @@ class Fields:
         self._body = body
 
     @property
-    def names(self) -> Iterable[str]:
+    def names(self) -> KeysView[str]:
         """Those that the body gives."""
-        return self._body
+        return self._body.keys()
 
     def get(self, name: str) -> Any:
         """The raw value, or None."""
         return self._body.get(name)
 
     def integer(self, name: str, low: int, high: int = _LARGEST) -> int | None:
-        value = self.get(name)
+        value = self._body.get(name)
         if value is None:
             return None
         bounds = f"at least {low}" if high == _LARGEST else f"from {low} to {high}"
@@ -53,7 +53,7 @@ class Fields:
 
     def number(self, name: str, low: float, high: float, default: float, *, open_low: bool = False) -> float:
         """A number in [low, high], or in (low, high] when `open_low`."""
-        value = self.get(name)
+        value = self._body.get(name)
         if value is None:
             return default
         bounds = f"{'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
@@ -64,7 +64,7 @@ class Fields:
         return float(value)
 
     def boolean(self, name: str) -> bool:
-        value = self.get(name)
+        value = self._body.get(name)
         if value is None:
             return False
         if not isinstance(value, bool):
@@ -72,13 +72,13 @@ class Fields:
         return value
 
     def string(self, name: str) -> str | None:
-        value = self.get(name)
+        value = self._body.get(name)
         if value is not None and not isinstance(value, str):
             refuse(name, f"{printable(value)} is no string: give one, or leave it out")
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self.get(name)
+        value = self._body.get(name)
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -90,13 +90,15 @@ class Fields:
 
         `True` is no 1 here: {"best_of": true} asks for something else than 1.
         """
-        value = self.get(name)
+        value = self._body.get(name)
         if value is None or any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
             return
         refuse(name, f"{printable(value)} is not supported: {remedy}", "unsupported_parameter")
 
     def misspelt(self, known: frozenset[str]) -> None:
         """Refuse an unknown field that looks like a known one; other unknown fields are ignored."""
+        if self._body.keys() <= known:
+            return
         unknown = [name for name in self._body if name not in known]
         for name in unknown[:_LOOKED_AT]:
             meant = _meant(name[:64], known)

@@ -13,10 +13,17 @@ MOST_TOP = 20
 MOST_BIASED = 300
 """Most tokens in logit_bias (OpenAI's limit)."""
 MOST_STOP_TOKENS = 64
+_NAMES = frozenset((
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "min_tokens",
+))  # fmt: skip
+_PLAIN = Sampling(temperature=1.0)
 
 
 def read_sampling(fields: Fields, logprobs: int | None, *, echo: bool, ranked: bool) -> Sampling:
     """logprobs: as in the answer; echo: those of the prompt too; ranked: needed to choose the best answers."""
+    if logprobs is None and not ranked and _NAMES.isdisjoint(fields.names):
+        return _PLAIN  # most bodies say nothing about it
     temperature = fields.number("temperature", 0, 2, 1.0)
     top_k = fields.integer("top_k", -1)
     return Sampling(
