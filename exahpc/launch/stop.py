@@ -13,6 +13,7 @@ from exahpc.errors import ExahpcError, LinkError
 from exahpc.launch import cluster, local
 from exahpc.launch.start import SLURM_PACE
 from exahpc.models import copies
+from exahpc.slurm import remote
 from exahpc.slurm.api import SlurmClient
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, runtime_directory
@@ -84,6 +85,7 @@ def finish(
         raise ExahpcError(f"still running: {', '.join(names)}; try `exahpc down` again, or scancel them")
     for name in ("head.json", "endpoint.json"):
         (folder.path / name).unlink(missing_ok=True)
+    remote.withdraw(folder.path)  # else the next `exahpc watch` submits what a dead broker wanted
     if client is None:  # on a cluster this machine has no copies; agents remove theirs
         with contextlib.suppress(ExahpcError):
             copies.Store(copies.directory(parse.load(folder.toml).model.stage, os.environ)).sweep()

@@ -92,6 +92,12 @@ def directory(folder: Path) -> Path:
     return path
 
 
+def withdraw(folder: Path) -> None:
+    """Take back what nobody has taken, of whoever wished it: he is not there any more."""
+    for path in directory(folder).glob("*.wish"):
+        path.unlink(missing_ok=True)
+
+
 class Remote:
     """A SlurmClient whose work is done by a watcher. May be used from several threads."""
 
@@ -103,8 +109,7 @@ class Remote:
         """Wishes that an earlier broker left are withdrawn: this one has decided nothing yet."""
         self._folder = folder
         self._patience, self._doing, self._poll = patience, doing, poll
-        for path in directory(folder).glob("*.wish"):
-            path.unlink(missing_ok=True)
+        withdraw(folder)
 
     def submit(self, submission: Submission) -> str:
         return self._ask(Submit(submission), str)

@@ -12,6 +12,7 @@ import pytest
 
 from exahpc.errors import ExahpcError
 from exahpc.launch import local, stop
+from exahpc.slurm import remote
 from exahpc.slurm.api import JobRecord, Submission
 from exahpc.slurm.jobbook import JobBook
 from exahpc.wire.folder import Folder, runtime_directory
@@ -105,6 +106,14 @@ def test_processes_that_lost_their_supervisor_are_ended_without_waiting(
     finally:
         orphan.kill()
         orphan.wait()
+
+
+def test_what_a_dead_broker_wished_is_not_done_by_the_next_watcher(tmp_path: Path) -> None:
+    folder = Folder.create(tmp_path / "d", TOML)
+    wish = remote.directory(folder.path) / "1.wish"
+    wish.write_bytes(b"{}")
+    finish(tmp_path, FakeSlurm(ends=0), seconds=1)
+    assert not wish.exists()
 
 
 def test_nothing_is_left_in_the_runtime_directory(tmp_path: Path) -> None:
