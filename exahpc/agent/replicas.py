@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from exahpc.agent.steps import Step
 from exahpc.wire import link
 from exahpc.wire.messages import (
     Admit,
+    Admits,
     Adopt,
     Message,
     NoRoom,
@@ -51,6 +53,8 @@ class Replica:
         self._agent, self._emit = agent, emit
         self._on_tokens, self._on_no_room = on_tokens, on_no_room
         self._canary: int | None = None  # tokens so far, while a canary runs
+        self._admits: list[Admit] = []  # leave at the end of this turn of the loop
+        self._loop = asyncio.get_running_loop()
         self._socket = Path(step.record.socket)
         self._client = link.Client(
             ctx,
@@ -70,6 +74,7 @@ class Replica:
     def _greet(self) -> None:
         """Each connection begins with nothing running: what an older one started is dropped by the replica."""
         self._canary = None
+        self._admits.clear()
         self._client.send(Adopt(self._agent))
 
     def _heard(self, message: ReplicaHello | Tokens | ReplicaBeat | NoRoom) -> None:
@@ -142,8 +147,21 @@ class Replica:
         self._canary = None
         self._emit(CanaryEnded(self.slot, self.incarnation, problem))
 
-    def send(self, message: Message) -> bool:
-        return self._client.send(message)
+    def send(self, message: Message) -> None:
+        """In order. Sequences that come in one turn of the loop leave at its end in one message: under load, a
+        message costs more than what the agent does for a token."""
+        if isinstance(message, Admit):
+            if not self._admits:
+                self._loop.call_soon(self._flush)
+            self._admits.append(message)
+        else:
+            self._flush()
+            self._client.send(message)
+
+    def _flush(self) -> None:
+        admits, self._admits = self._admits, []
+        if admits:
+            self._client.send(admits[0] if len(admits) == 1 else Admits(admits))
 
     def stop(self) -> None:
         """Ask it to end in order; without a link nobody could hear, so it is killed."""

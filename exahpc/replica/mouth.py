@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from exahpc.wire.messages import Adopt, AgentToReplica, Message
+from exahpc.wire.messages import Admit, Admits, Adopt, AgentToReplica, Message
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Mouth:
         self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self.agent: bytes | None = None
+        self._admits: deque[Admit] = deque()  # came together, and are received one by one
 
     @property
     def descriptor(self) -> int:
@@ -52,6 +54,8 @@ class Mouth:
     def receive(self) -> Any | None:
         """The agent's next message, or None. Strangers and broken messages are passed over."""
         while True:
+            if self._admits:
+                return self._admits.popleft()
             try:
                 frames = self._sock.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -63,8 +67,11 @@ class Mouth:
                 continue
             if isinstance(message, Adopt):
                 self.agent = frames[0]
-            if frames[0] == self.agent:
+            if frames[0] != self.agent:
+                continue
+            if not isinstance(message, Admits):
                 return message
+            self._admits += message.admits
 
     def send(self, message: Message) -> bool:
         """False when no agent can be reached; it is then forgotten."""

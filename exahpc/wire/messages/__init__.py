@@ -59,6 +59,7 @@ from exahpc.wire.messages.control import (
 from exahpc.wire.messages.replica import (
     Abort,
     Admit,
+    Admits,
     Adopt,
     Likelihood,
     NoRoom,
@@ -107,13 +108,14 @@ ToBroker = (
 BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
 BrokerToEntry = Welcome | FleetTable
 BrokerToClient = StatusReply | BatchState | RolloutStatus | Accepted | Refused
-AgentToReplica = Adopt | Admit | Abort | StopReplica
+AgentToReplica = Adopt | Admit | Admits | Abort | StopReplica
 ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
 
 __all__ = [
     "Abort",
     "Accepted",
     "Admit",
+    "Admits",
     "Adopt",
     "AgentBeat",
     "AgentGone",

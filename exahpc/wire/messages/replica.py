@@ -62,6 +62,12 @@ class Admit(Message, frozen=True):
     batch: bool = False
 
 
+class Admits(Message, frozen=True):
+    """agent -> replica: sequences that came in the same moment, in order. Each stands for itself."""
+
+    admits: list[Admit]
+
+
 class Abort(Message, frozen=True):
     """agent -> replica: free this sequence within one step; no answer."""
 
