@@ -20,8 +20,15 @@ _COLOURS = {
 }  # fmt: skip
 
 
+_WHOLE = {"task", "node", "slot", "state", "pool", "replicas", "entry", "url"}
+"""Columns that a narrow terminal does not cut: without them a row says nothing."""
+
+
 def table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, header_style="dim")
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for name in columns:
+        shown.add_column(name, no_wrap=name in _WHOLE)
+    return shown
 
 
 def fleet(reply: StatusReply, *, every: bool) -> Iterator[RenderableType]:

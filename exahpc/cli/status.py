@@ -20,6 +20,9 @@ from exahpc.launch import place, ready, stop
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import StatusReply
 
+_WIDE = 160
+"""Characters that the tables take at most, long stories aside."""
+
 
 @click.command()
 @deployment_argument(required=False)
@@ -49,7 +52,10 @@ def status(name: str | None, as_json: bool, every: bool, watch: bool) -> None:
     if as_json:
         click.echo(json_text(reply))
     else:
-        Console(highlight=False).print(_view(folder, reply, every=every))
+        console = Console(highlight=False)
+        if not console.is_terminal:  # a pipe or a file cuts nothing off
+            console.width = max(console.width, _WIDE)
+        console.print(_view(folder, reply, every=every))
     if reply.ready < reply.wanted:
         sys.exit(3)
 

@@ -44,8 +44,8 @@ def test_the_idle_column_is_about_replicas_of_several_ranks(idle: list[float], s
     assert row[at : at + len(column)].strip() == shown
 
 
-def shown(reply: StatusReply, folder: Path, *, every: bool = False) -> list[str]:
-    console = Console(width=200)
+def shown(reply: StatusReply, folder: Path, *, every: bool = False, width: int = 200) -> list[str]:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(_view(Folder(folder), reply, every=every))
     return capture.get().splitlines()
@@ -66,6 +66,17 @@ def test_an_ill_replica_shows_what_it_has_and_why_and_a_dead_one_its_last_words(
     assert "down" in down
     assert "signal SIGKILL" in down
     assert "ready" in ready
+
+
+def test_a_narrow_terminal_still_tells_whose_row_it_is_and_how_it_does(tmp_path: Path) -> None:
+    states = [ReplicaState(10, 12, "ready", running=12, kv_free=131072, service=Service(ttft=0.4, tbt=0.09))]
+    agent = AgentStatus(
+        "short", 131, "n0131", "81234_131", "RUNNING", True, 0.1, 0, states, [(10, "tripped", "hot")]
+    )
+    entry = EntryStatus(0, "https://10.1.0.7:35501/v1", "n0131", 1, 2, 3, 4)
+    text = "\n".join(shown(StatusReply(1, 1, 1, [agent], [entry], [], []), tmp_path, width=80))
+    for words in ("short/131", "n0131", "10.12", "tripped", "n0131 0", "https://10.1.0.7:35501/v1"):
+        assert words in text, text
 
 
 def test_three_thousand_replicas_are_a_page_with_all_that_is_not_well(tmp_path: Path) -> None:
