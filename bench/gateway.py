@@ -2,7 +2,8 @@
 
 All stand in front of emulated engines on the same cores; ours go over the real links to replicas' local sockets,
 the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive connections; the same with prompts of
-10,000 characters; 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams
+10,000 characters, as text (which ours tokenizes, and the others leave to their engines) and as token ids (which
+nobody has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams
 and requests at half of our load lose in time. Sides alternate, and so does which is first.
 """
 
@@ -35,11 +36,13 @@ EVERY_20_MS = {"base_seconds": 0.02, "each_seconds": 0.0, "prompt_seconds": 0.0,
 LOADS = {
     "plain": ("--connections", "32"),
     "long prompts": ("--connections", "32", "--prompt", "10000"),
+    "long prompts as tokens": ("--connections", "32", "--prompt", "10000", "--ids"),
     "streams": ("--connections", "400", "--tokens", "100"),
 }
 NUMBERS = {
     "plain": "requests_per_cpu_second",
     "long prompts": "requests_per_cpu_second",
+    "long prompts as tokens": "requests_per_cpu_second",
     "streams": "tokens_per_cpu_second",
 }
 

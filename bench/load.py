@@ -185,11 +185,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--token-bytes", type=int, default=1, help="text of one token in the answers")
     parser.add_argument("--once", action="store_true", help="one request a connection")
     parser.add_argument("--prompt", type=int, default=26, help="characters of the prompt")
+    parser.add_argument("--ids", action="store_true", help="the prompt as token ids, one for 4 characters")
     asked = parser.parse_args(argv)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     key = sys.stdin.readline().strip()  # not in argv
-    prompt = ("Once upon a time there was " * (1 + asked.prompt // 26))[: asked.prompt]
+    prompt: object = ("Once upon a time there was " * (1 + asked.prompt // 26))[: asked.prompt]
+    if asked.ids:
+        prompt = [1000 + number % 9000 for number in range(asked.prompt // 4)]
     body: dict[str, object] = {"model": "emulated", "prompt": prompt, "max_tokens": 16}
     if asked.tokens:
         body |= {"max_tokens": asked.tokens, "stream": True}

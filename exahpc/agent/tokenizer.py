@@ -8,6 +8,7 @@ is a tokenizer.json, which says itself what stands around a text).
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from exahpc.openai.body import shortened
 from exahpc.openai.template import ChatTemplate
 from exahpc.openai.text import BytesDecoder, Decoder, WindowDecoder
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""Texts come one by one: the library's threads would have nothing to share, and it complains about each fork."""
 _CONTEXT = 5
 """Prompt tokens that a window decoder sees before the first new one."""
 
@@ -77,7 +80,8 @@ class Tokenizer:
         the tokenizer has no way to write the text.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+            # the library's `encode` also says where each token stands in the text, for a quarter more time
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except Exception as e:  # the library raises bare Exception, for instance for an unknown word without <unk>
             raise RequestError(f"the model's tokenizer cannot write this text: {shortened(str(e))}") from e
         return ids
