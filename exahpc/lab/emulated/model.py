@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
+from typing import Annotated
 
 import msgspec
 
@@ -24,19 +25,22 @@ _TINY = 1e-6
 """Steps: sums of floating-point numbers that are whole in truth may be off by less."""
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
 class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a step costs. The defaults give the reference load (9.2 requests/s a replica, prompts and answers of 64
     tokens) a first token after 54 ms and a further one each 24 ms, in the middle."""
 
-    base_seconds: float = 0.0174
+    base_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 0.0174
     """A step in which nothing decodes or is computed."""
-    each_seconds: float = 0.00015
+    each_seconds: _Seconds = 0.00015
     """Each sequence that decodes in it."""
-    prompt_seconds: float = 0.0133
+    prompt_seconds: _Seconds = 0.0133
     """A step that computes parts of prompts takes so much longer, ..."""
-    prompt_rate: float = 8000.0
+    prompt_rate: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 8000.0
     """... and one second longer for so many prompt tokens."""
-    chunk: int = 512
+    chunk: Annotated[int, msgspec.Meta(ge=1)] = 512
     """Most prompt tokens of one step."""
 
     def step(self, decoding: int) -> float:

@@ -17,8 +17,8 @@ from exahpc.errors import ExahpcError
 from exahpc.lab.emulated.model import Latency
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -241,6 +241,11 @@ def _contradiction(scenario: Scenario) -> str:
             f"arrivals.burst_seconds = {arrivals.burst_seconds:g}: must not exceed arrivals.every_seconds = "
             f"{arrivals.every_seconds:g}"
         )
+    waits = {"machine.queue": scenario.machine.queue}
+    waits |= {f"fault[{n}].wait": fault.wait for n, fault in enumerate(scenario.fault) if isinstance(fault, Queue)}
+    for where, wait in waits.items():
+        if wait.p90 < wait.median:
+            return f"{where}.p90 = {wait.p90:g}: must not be less than {where}.median = {wait.median:g}"
     for number, fault in enumerate(scenario.fault):
         if fault.at > scenario.seconds:
             return f"fault[{number}].at = {fault.at:g}: must lie within seconds = {scenario.seconds:g}"
