@@ -46,9 +46,8 @@ class Rollout:
         """Begin with the canary. Raises DeploymentError when that cannot be."""
         before = self.state
         if before.changing:
-            raise DeploymentError(
-                f"the rollout to {named(before.new)} is {before.phase}: promote it, abort it, or wait for its end"
-            )
+            ways = "promote it, abort it, or wait" if before.phase in FORWARD else "wait"
+            raise DeploymentError(f"the rollout to {named(before.new)} is {before.phase}: {ways} for its end")
         if version == before.current:
             raise DeploymentError(f"{named(version)} is in force already: there is nothing to change")
         serving = [task for task in in_turn(tasks) if task.ready]

@@ -196,7 +196,7 @@ class Desk(Moves):
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; call a few times a second."""
-        self.pace.tick(now, self.admission.size)
+        self.pace.tick(now, self.admission.size if self.router.serves else 0)  # who loads is not slow
         self._patience.tick(self.router, now)
         if self.admission.waits(ALONE):
             self.count_probations()

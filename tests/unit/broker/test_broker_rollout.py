@@ -243,6 +243,9 @@ def test_one_rollout_at_a_time_and_none_to_where_we_are() -> None:
         w.start("v2")
     with pytest.raises(DeploymentError, match="nothing to abort: the rollout from base to v2 is done"):
         command(w, "abort")
+    command(w, "rollback")
+    with pytest.raises(DeploymentError, match="the rollout to v2 is reverting: wait for its end"):
+        w.start("v3")
 
 
 def test_nothing_begins_while_nothing_serves() -> None:

@@ -242,3 +242,19 @@ def test_the_beat_tells_what_waits_and_for_how_long() -> None:
     play.fleet(up=True)
     assert play.desk.outstanding == 33
     assert play.desk.admission.oldest(play.now) == 0.0
+
+
+def test_a_line_that_waits_for_the_first_replica_says_nothing_about_its_pace() -> None:
+    play = Play()
+    play.fleet(up=False, asleep=True)
+    play.ask("first")
+    play.until(60)
+    play.fleet(up=True)
+    (agent,) = play.desk.router.agents.values()
+    for number in range(8):  # one after the other, a second each
+        play.ask(f"r{number}")
+    for _ in range(6):
+        (running,) = (record for record in play.desk.ledger.records.values() if record.replica is not None)
+        play.until(play.now + 1)
+        play.desk.done(agent, m.Done(running.id, running.attempt, b"", 1, 1), play.now)
+    assert play.desk.pace.retry_after(4) <= 8, "the minute before is not in it"
