@@ -8,7 +8,8 @@ cancelled one, and one whose entry is gone, has none. Each row has exactly one: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.capacity import Capacity
@@ -70,8 +71,18 @@ class Relay:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def submit(self, peer: bytes, message: Submit, now: float) -> list[Action]:
-        """An entry's request. A newer attempt of a running one replaces it."""
+    def preparation(self, message: Submit) -> Callable[[], Prepared | RequestError] | None:
+        """The part of `submit` that takes long for a long request: its caller may run it elsewhere, in another
+        thread too, and hand in the outcome. None when there is no room for the request anyway."""
+        capacity = self._slots.get(message.slot)
+        if self._draining or capacity is None or (capacity.alone if message.alone else capacity.full):
+            return None
+        return partial(self._prepare, message.kind, message.body, message.created, capacity.hello)
+
+    def submit(
+        self, peer: bytes, message: Submit, now: float, found: Prepared | RequestError | None = None
+    ) -> list[Action]:
+        """An entry's request. A newer attempt of a running one replaces it. found: outcome of `preparation`."""
         self._now = now
         actions: list[Action] = []
         old = self._jobs.get(peer, {}).get(message.request)
@@ -86,7 +97,8 @@ class Relay:
         if capacity.alone if message.alone else capacity.full:
             capacity.refused = now
             return [*actions, busy]
-        found = self._prepare(message.kind, message.body, message.created, capacity)
+        if found is None:
+            found = self._prepare(message.kind, message.body, message.created, capacity.hello)
         if isinstance(found, RequestError):
             failed = Failed(
                 message.request, message.attempt, found.status, found.message, found.type, found.param, found.code
@@ -131,7 +143,7 @@ class Relay:
         capacity = self._slots.get(slot)
         if capacity is None or self._draining or key in self._jobs.get(None, {}):
             return [RowLost(key, False)]
-        found = self._prepare(kind, body, created, capacity)
+        found = self._prepare(kind, body, created, capacity.hello)
         if isinstance(found, RequestError):
             return [RowEnded(key, found.status, _error(found), 0, 0)]
         job = Job(None, key, 0, slot, kind, found, seed, created, stream=False, begun=True, alone=alone)
@@ -323,10 +335,9 @@ class Relay:
     def _runs(self, job: Job) -> bool:
         return self._jobs.get(job.peer, {}).get(job.name) is job
 
-    def _prepare(self, kind: Kind, body: bytes, created: int, capacity: Capacity) -> Prepared | RequestError:
+    def _prepare(self, kind: Kind, body: bytes, created: int, hello: ReplicaHello) -> Prepared | RequestError:
         try:
-            hello, deployment = capacity.hello, self._deployment
-            return prepare(kind, body, created, hello, deployment, self._tokenizer, self._version)
+            return prepare(kind, body, created, hello, self._deployment, self._tokenizer, self._version)
         except RequestError as e:
             return e
         except Exception:  # a defect of ours must not take the other requests of this node down

@@ -16,7 +16,10 @@ import zmq
 from exahpc.agent import relay
 from exahpc.agent.entries import Entries
 from exahpc.agent.leases import LeaseWorker
+from exahpc.agent.prepare import Prepared
+from exahpc.agent.preparing import LONG_BODY, Preparing
 from exahpc.agent.relay import Relay
+from exahpc.errors import RequestError
 from exahpc.openai.body import Kind
 from exahpc.wire.link import FleetKey
 from exahpc.wire.messages import (
@@ -56,6 +59,7 @@ class Traffic:
         self._to_replica, self._ask = to_replica, ask
         self._loop = asyncio.get_running_loop()
         self._entries = Entries(ctx, key, host, self._entry_said, self._entry_gone)
+        self._preparing = Preparing(self._prepared)
         self._serving: set[int] = set()
         self._feeding = True
         self._flushing = False
@@ -118,13 +122,21 @@ class Traffic:
 
     def _entry_said(self, peer: bytes, message: Any) -> None:
         match message:
+            case Submit() if len(message.body) > LONG_BODY:
+                self._preparing.begin(peer, message, self._relay.preparation(message))
             case Submit():
                 self._act(self._relay.submit(peer, message, self._loop.time()))
             case Cancel(request):
+                self._preparing.cancel(peer, request)
                 self._act(self._relay.cancel(peer, request))
         self._flush_soon()
 
+    def _prepared(self, peer: bytes, message: Submit, found: Prepared | RequestError | None) -> None:
+        self._act(self._relay.submit(peer, message, self._loop.time(), found))
+        self._flush_soon()
+
     def _entry_gone(self, peer: bytes) -> None:
+        self._preparing.peer_gone(peer)
         self._act(self._relay.peer_gone(peer))
 
     def _act(self, actions: Iterable[relay.Action]) -> None:
@@ -212,4 +224,5 @@ class Traffic:
     def close(self) -> None:
         if self._paused is not None:
             self._paused.cancel()
+        self._preparing.close()
         self._entries.close()

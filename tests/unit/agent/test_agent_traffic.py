@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 from exahpc.agent.actions import RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.leases import LeaseWorker, Row
+from exahpc.agent.preparing import LONG_BODY
 from exahpc.agent.relay import Relay
 from exahpc.agent.traffic import LONGEST_PAUSE, Traffic
 from exahpc.wire import link
@@ -20,6 +22,7 @@ from exahpc.wire.messages import (
     LeaseProgress,
     Load,
     ReplicaHello,
+    Submit,
     Tokens,
 )
 
@@ -53,6 +56,13 @@ class NotedRelay:
     def cancel(self, peer: bytes, request: str) -> list[Any]:
         self.peer = peer
         return self._answer(f"cancel {request}")
+
+    def preparation(self, message: Submit) -> Callable[[], Any]:
+        return lambda: f"prepared {message.request} in {threading.current_thread().name}"
+
+    def submit(self, peer: bytes, message: Submit, now: float, found: Any = None) -> list[Any]:
+        self.peer = peer
+        return self._answer(f"submit {message.request}: {found}")
 
     def flush(self, now: float) -> list[Any]:
         self.calls.append("flush")
@@ -206,6 +216,22 @@ def test_each_decision_of_the_relay_reaches_its_place() -> None:
         entry.close()
 
     run({0: 0, 1: 0}, 0, check)
+
+
+def test_a_long_request_is_prepared_in_a_thread_and_short_ones_do_not_wait_for_it() -> None:
+    async def check(rig: Rig) -> None:
+        entry = link.Client(rig.ctx, rig.key, lambda: rig.traffic.address, AgentToEntry, lambda message: None)
+        while not entry.up:
+            await asyncio.sleep(0.01)
+        for name, size in (("long", LONG_BODY + 1), ("short", LONG_BODY), ("left", LONG_BODY + 1)):
+            entry.send(Submit(name, 1, 0, 1, "completion", b" " * size, False, 0, 0))
+        entry.send(Cancel("left"))
+        wanted = {"submit long: prepared long in prepare_0", "submit short: None", "cancel left"}
+        while not wanted <= set(rig.relay.calls):
+            await asyncio.sleep(0.01)
+        entry.close()
+
+    run({0: 0}, 0, check)
 
 
 def test_a_burst_of_messages_is_flushed_once() -> None:
