@@ -76,6 +76,13 @@ def _explain(deployment: Deployment, path: Path) -> None:
     commands, files = start.plan(deployment, path)
     for argv in commands:
         click.echo(shlex.join(argv))
+    if deployment.launcher.kind == "slurm" and deployment.walltime.successors == "chain":
+        tasks = sum(pool.tasks for pool in deployment.pool)
+        notes.print(
+            f"Then, for each of {tasks} tasks: {deployment.walltime.chain} more of its kind, one after another, "
+            f"with --dependency=afterany:JOB",
+            soft_wrap=True,
+        )
     notes.print("These files run:")
     for file in files:
         click.echo(str(file))

@@ -93,6 +93,14 @@ def test_a_dry_run_prints_the_exact_command_lines_and_starts_nothing(home: Path)
     assert not home.exists()
 
 
+def test_a_dry_run_tells_of_the_successors_that_up_submits_as_well(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text(
+        'name="d"\nmodel.path="/m"\n[[pool]]\nname="a"\nreplicas=2\n[walltime]\nsuccessors="chain"\nchain=3'
+    )
+    assert "for each of 2 tasks: 3 more of its kind" in run("up", file, "--dry-run").output
+
+
 def test_a_dry_run_needs_no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "m"
     model.mkdir()
