@@ -4,7 +4,7 @@ What pyslurm cannot do right goes to the command line:
 
 - it addresses jobs by number only. One task of every array carries the array's own number, and an action on that
   number hits the whole array; pending tasks have no number at all;
-- `switches=` raises NameError, and flags it has no attribute for would be dropped;
+- `switches=` raises NameError, `time_limit=` TypeError, and flags it has no attribute for would be dropped;
 - it copies every SLURM_* variable of this process into the job's environment.
 """
 
@@ -27,7 +27,6 @@ _ATTRIBUTES = {
     "--partition": "partitions",
     "--account": "account",
     "--qos": "qos",
-    "--time": "time_limit",
     "--reservation": "reservations",
     "--constraint": "constraints",
     "--gres": "gres_per_node",
