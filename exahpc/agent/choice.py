@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from exahpc.agent.prepare import Prompt
     from exahpc.agent.service import Timing
 
+_TOGETHER = 32
+"""Ids of a batch row that become text at once: thousands would hold up the streams beside it."""
+
 
 class Choice:
     """One choice: one sequence of the replica, now or later.
@@ -95,6 +98,9 @@ class Choice:
         self.count += 1
         self.fresh.append(token)
         if self._late:
+            if self.job.peer is None and len(self.fresh) >= _TOGETHER:
+                self._catch_up()  # no frame ever asks
+                self.fresh.clear()
             return "quiet" if self.job.events is None else "text"
         text = self._text.push((token,))
         self._show(text)

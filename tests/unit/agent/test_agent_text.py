@@ -49,3 +49,14 @@ def test_streamed_or_not_the_text_is_what_the_ids_say(text: str, data: st.DataOb
     for name in ("plain", "stream"):
         carried = [token for frame in frames(actions) if frame.request == name for token in frame.ids]
         assert carried == made[: len(carried)]
+
+
+def test_a_long_row_is_read_piece_by_piece_and_loses_nothing() -> None:
+    run, text = relay(), "a" + "👩" * 15
+    body = json.dumps({"model": "m", "prompt": "h", "max_tokens": 61}).encode()
+    run.row("row", "completion", body, 5, 0, 0)
+    for token in ids(text):
+        assert run.tokens(0, Tokens([(1, token)], []), 1.0) == []
+    (row,) = run.tokens(0, Tokens([], [(1, "length")]), 2.0)
+    assert isinstance(row, RowEnded)
+    assert json.loads(row.body)["choices"][0]["text"] == text
