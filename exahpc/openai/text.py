@@ -63,7 +63,7 @@ class BytesDecoder:
         self.settled = True
 
     def push(self, ids: Sequence[int]) -> str:
-        piece = b"".join(map(self._table.__getitem__, ids))
+        piece = self._table[ids[0]] if len(ids) == 1 else b"".join(map(self._table.__getitem__, ids))
         if self.settled and piece.isascii():  # most are: a tenth of the time
             return piece.decode("ascii")
         text = self._decode(piece)
