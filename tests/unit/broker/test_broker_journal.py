@@ -58,7 +58,7 @@ RECORDS = st.lists(
         st.builds(Ended, at=TIMES, key=KEYS, kind=KINDS, job=JOBS, error=TEXT),
         st.builds(Excluded, at=TIMES, node=TEXT, why=TEXT),
         st.builds(NoRequeue, at=TIMES, pool=st.sampled_from("ab"), why=TEXT),
-        st.builds(Rollout, at=TIMES, state=st.from_type(RolloutState)),
+        st.builds(Rollout, at=TIMES, state=st.builds(RolloutState, since=TIMES, moved=TIMES)),
     ),
     max_size=40,
 )
