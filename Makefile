@@ -102,7 +102,7 @@ test: tested check model test-pyslurm ## everything that this machine can test
 	$(PYTEST) tests --ignore=tests/unit -m "$$marks"
 
 test-long: tested check model ## also what takes many minutes
-	@$(PYTEST) tests
+	@HYPOTHESIS_PROFILE=search $(PYTEST) tests
 
 test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in a root of its own
 	@echo "== pyslurm, in a Debian testing root (reports; fails only when the mistake is ours)"
