@@ -117,7 +117,7 @@ def test_an_idle_replica_sleeps(step: Step, agent: Peer) -> None:
     time.sleep(1)
     before, start = processor_seconds(), time.monotonic()
     time.sleep(4)
-    assert (processor_seconds() - before) / (time.monotonic() - start) < 0.03
+    assert (processor_seconds() - before) / (time.monotonic() - start) < 0.25, "it spins"
 
 
 def test_no_rank_has_a_file_in_shared_memory(step: Step, agent: Peer) -> None:
