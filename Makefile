@@ -71,7 +71,7 @@ format: dev ## write the format that `check` wants
 	@$(VENV)/bin/ruff format -q $(SOURCES)
 	$(VENV)/bin/ruff check -q --fix $(SOURCES)
 
-check: dev ## about a minute: format, lint, types, layers, unit tests
+check: dev ## a few minutes: format, lint, types, layers, unit tests
 	@echo "== format and lint"
 	$(VENV)/bin/ruff format --check -q $(SOURCES)
 	$(VENV)/bin/ruff check -q $(SOURCES)

@@ -51,7 +51,7 @@ def strike_all(field: faults.Field, only: str | None) -> list[dict[str, Any]]:
 
 @click.command()
 @click.option("--rounds", default=1, show_default=True)
-@click.option("--only", help="One fault, by its name.")
+@click.option("--only", help="One fault, by its name: nothing is written.")
 def main(rounds: int, only: str | None) -> None:
     """Break a deployment, one thing at a time."""
     reason = why_not()
@@ -72,6 +72,8 @@ def main(rounds: int, only: str | None) -> None:
     finally:
         nodes.down()
         shutil.rmtree(home, ignore_errors=True)
+    if only is not None:
+        return
     comparison: dict[str, dict[str, Any]] = {}
     for case in dict.fromkeys(run["case"] for run in runs):
         mine = [run for run in runs if run["case"] == case]
