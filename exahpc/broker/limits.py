@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from exahpc.broker.bucket import Bucket, pace
 from exahpc.broker.memory import Kind
 
 LOADING = 8  # one task of a pool in so many may load its weights for a rebuild
@@ -36,8 +37,8 @@ class Limits:
     @staticmethod
     def of_fleet(tasks: int) -> Limits:
         """A sixteenth of the fleet at once, and all of it within about three minutes."""
-        burst = max(4, tasks // 16)
-        return Limits(burst=burst, refill_seconds=min(10.0, 160.0 / max(1, tasks)))
+        burst, refill_seconds = pace(tasks)
+        return Limits(burst=burst, refill_seconds=refill_seconds)
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class Allowance:
                 if kind != "cancel":
                     self._note(key, at)
                     recent += now - at < limits.refill_seconds * limits.burst
-        self._tokens = max(0.0, float(limits.burst - recent))
-        self._filled = now
+        self._bucket = Bucket(limits.burst, limits.refill_seconds, now, recent)
 
     def refusal(self, key: str, now: float) -> Refusal | None:
         """None when something may be done about this task now."""
@@ -98,13 +98,11 @@ class Allowance:
 
     def turn(self, now: float) -> Refusal | None:
         """The same, by the bucket alone."""
-        self._fill(now)
-        return Refusal("waits for its turn: rebuilds are paced") if self._tokens < 1 else None
+        return None if self._bucket.has(now) else Refusal("waits for its turn: rebuilds are paced")
 
     def spend(self, key: str, now: float, *, counts: bool = True) -> None:
         """A rebuild of this task begins. counts: as one of its tries."""
-        self._fill(now)
-        self._tokens -= 1
+        self._bucket.spend(now)
         if counts:
             self._note(key, now)
 
@@ -113,8 +111,3 @@ class Allowance:
         done.times.append(at)
         pause = min(self._limits.longest, self._limits.backoff * 2 ** (len(done.times) - 1))
         done.until = at + pause * (1 + self._dice() / 2)
-
-    def _fill(self, now: float) -> None:
-        gained = max(0.0, now - self._filled) / self._limits.refill_seconds
-        self._tokens = min(float(self._limits.burst), self._tokens + gained)
-        self._filled = now
