@@ -38,7 +38,7 @@ class Health(Frozen, frozen=True):
     windows: int = 2
     """Windows in a row that a replica must be hot before it is tripped: no traffic. One whose answers are failed
     or senseless far more often than its peers' counts as hot, too."""
-    silence_seconds: float = 10.0
+    silence_seconds: float = 9.0
     """A replica with work in flight that yields no token for so long, without computing a prompt, is taken for
     dead: its work is moved and it is restarted. It gets less traffic after half of that."""
     most_tripped: float = 0.1

@@ -13,7 +13,7 @@ from exahpc.deployment.policy import Health as Keys
 from exahpc.errors import StateError
 from exahpc.wire.messages import ReplicaState, Service
 
-KEYS = Keys(window_requests=8, probes=3, rest_seconds=30.0, most_tripped=0.25)
+KEYS = Keys(window_requests=8, probes=3, rest_seconds=30.0, silence_seconds=10.0, most_tripped=0.25)
 FAST, SLOW = 0.02, 0.2
 
 
