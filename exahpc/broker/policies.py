@@ -61,6 +61,7 @@ class Policies:
     def begin(self, now: float, *, fresh: bool) -> list[FleetAction]:
         """Call once, before anything is heard. fresh: nothing of an earlier broker is known."""
         changes = self._scaler.begin(self._states(), now, fresh=fresh)
+        self._fleet.sleep(self._scaler.asleep)
         return [action for action in self._fit(changes, now) if not isinstance(action, Decided)]
 
     def up(self, view: AgentView, now: float) -> list[FleetAction]:

@@ -82,6 +82,7 @@ class Scaler:
             wanted = pool.first_tasks if fresh else len(states[name].kept)
             self._scaled[name] = PoolScaling(pool, wanted, now, proven=not fresh, start_seconds=self._start)
             changes += self._fit(name, states[name], wanted)
+        self.asleep = not fresh and not any(state.kept for state in states.values())
         return changes
 
     def tick(

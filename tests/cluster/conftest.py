@@ -6,6 +6,7 @@ DEVCLUSTER_NAME gives it another name than `xt`, so that two runs can share a ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -114,12 +115,17 @@ class DevCluster:
             self._do("start", node, check=False)
         self.run("scancel", "--user=root")
         wait_for(lambda: not self.run("squeue", "-h", "-o", "%i").strip(), "all jobs are gone", 40)
-        for node in sorted(self.broken):
-            self._do("exec", node, "true")
-            if self.state(node) == "down":
-                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(lambda: all(self.state(n) == "idle" for n in self.nodes), "all nodes are idle", 60, self)
+        wait_for(self._usable, "all nodes are idle", 60, self)
         self.broken.clear()
+
+    def _usable(self) -> bool:
+        """Whether all nodes are idle. One that came back is asked for again where Slurm still has it down; it may
+        come back by itself just then, which Slurm answers with an error."""
+        for node in self.broken:
+            if self.state(node) == "down":
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return all(self.state(node) == "idle" for node in self.nodes)
 
 
 def wait_for(true: Callable[[], object], what: str, seconds: float = 30, story: object = "") -> None:

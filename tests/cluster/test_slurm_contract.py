@@ -229,9 +229,14 @@ def test_a_task_of_a_crashed_node_is_requeued_under_the_same_id(work: Work, clus
     node = work.record(f"{array}_0").nodes[0]
     cluster.crash(node)
     cluster.fail(node)
-    seen = work.watch(f"{array}_0", lambda record: record.state == "running" and record.restarts == 1, 40)
+
+    # a last answer of the dead node may make Slurm try it once more
+    def elsewhere(record: JobRecord) -> bool:
+        return record.state == "running" and list(record.nodes) != [node]
+
+    seen = work.watch(f"{array}_0", elsewhere, 80)
     assert not {"failed", "lost"} & set(seen)
-    assert work.record(f"{array}_0").nodes[0] != node
+    assert work.record(f"{array}_0").restarts >= 1
 
 
 def test_cancelling_a_task_leaves_the_others_and_cancelling_twice_is_no_error(work: Work) -> None:

@@ -157,6 +157,11 @@ def test_the_table_says_asleep_until_the_first_replica_is_back() -> None:
     assert not world.asleep
 
 
+def test_the_first_table_of_a_restarted_broker_says_asleep_when_all_was() -> None:
+    before = World(deployment(pool("a", 2))).sleeping()
+    assert World(before.deployment, before.memory, before.now).asleep
+
+
 def test_a_pool_that_stands_keeps_the_deployment_awake() -> None:
     world = World(deployment(pool("a", 2), pool("b", 1, Scaling())))
     world.hello("b/0")
