@@ -39,3 +39,11 @@ class RowLost(msgspec.Struct, frozen=True):
 
 
 Action = ToPeer | ToReplica | RowEnded | RowLost
+
+
+def replicas_first(actions: list[Action]) -> list[Action]:
+    """Sending to a peer may show that it is gone, and free sequences: they must have been admitted by then."""
+    first = [action for action in actions if isinstance(action, ToReplica)]
+    if not first or len(first) == len(actions):
+        return actions
+    return first + [action for action in actions if not isinstance(action, ToReplica)]

@@ -10,7 +10,7 @@ tell it the ids either, so it begins anew when it is sent again. So does one tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from exahpc.agent.tokenizer import Tokenizer
 from exahpc.openai.answers import NO_LOGPROBS, Finish
 from exahpc.openai.logprobs import LOWEST, Rated, logprobs, offsets
 from exahpc.openai.text import TextStream
-from exahpc.wire.messages import Frame, Likelihood, Resume, Sampling
+from exahpc.wire.messages import Frame, Likelihood, Resume, Sampling, Tokens
 
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
@@ -159,3 +159,15 @@ class RatedChoice(Choice):
         piece = self._tokenizer.piece
         top = [(piece(token), value) for token, value in likelihood.top]
         return Rated(piece(likelihood.token), offset, likelihood.logprob, top)
+
+
+def hear(message: Tokens, running: Mapping[int, Choice]) -> None:
+    """The log-probabilities of a step, before its tokens. running: by sequence id; others are passed over."""
+    for sequence, several in message.prompt:
+        choice = running.get(sequence)
+        if isinstance(choice, RatedChoice):
+            choice.hear_prompt(several)
+    for sequence, likelihood in message.logprobs:
+        choice = running.get(sequence)
+        if isinstance(choice, RatedChoice):
+            choice.hear(likelihood)

@@ -8,28 +8,27 @@ cancelled one, and one whose entry is gone, has none. Each row has exactly one: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 
-from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer, ToReplica
+from exahpc.agent import outcomes
+from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer, ToReplica, replicas_first
 from exahpc.agent.capacity import Capacity
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
+from exahpc.agent.jobs import Jobs
 from exahpc.agent.prepare import Prepared, prepare
-from exahpc.agent.rated import RatedChoice
+from exahpc.agent.rated import hear
 from exahpc.agent.service import VARIED, Meter, Timing
 from exahpc.agent.tokenizer import Tokenizer
+from exahpc.agent.untold import Untold, frames
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
 from exahpc.openai.answers import Finish
 from exahpc.openai.body import Kind
-from exahpc.openai.errors import error_body
 from exahpc.wire.messages import (
     Abort,
     Busy,
-    Done,
-    Failed,
-    Frame,
     Frames,
     Load,
     NoRoom,
@@ -42,9 +41,6 @@ from exahpc.wire.messages import (
 __all__ = ["Action", "Relay", "RowEnded", "RowLost", "ToPeer", "ToReplica"]
 
 log = logging.getLogger(__name__)
-
-PROGRESS_SECONDS = 0.25
-"""Ids without text for the client (no stream, or held back) are told to the entry this often."""
 
 LIFE_SECONDS = 1.0
 """Who waits for a replica to be emptied is named to its entry this often."""
@@ -61,10 +57,9 @@ class Relay:
         self._deployment, self._version = deployment, version
         self._tokenizer = tokenizer
         self._slots: dict[int, Capacity] = {}
-        self._jobs: dict[bytes | None, dict[str, Job]] = {}
-        self._due: dict[Choice, None] = {}  # text for a client
-        self._quiet: dict[Choice, None] = {}  # ids for the entry only
-        self._quiet_at = self._life_at = float("-inf")
+        self._jobs = Jobs()
+        self._untold = Untold()
+        self._life_at = float("-inf")
         self._sequence = 0
         self._now = float("-inf")
         self._draining = False
@@ -85,7 +80,7 @@ class Relay:
         """An entry's request. A newer attempt of a running one replaces it. found: outcome of `preparation`."""
         self._now = now
         actions: list[Action] = []
-        old = self._jobs.get(peer, {}).get(message.request)
+        old = self._jobs.get(peer, message.request)
         if old is not None:
             if old.attempt >= message.attempt:
                 return []
@@ -100,10 +95,7 @@ class Relay:
         if found is None:
             found = self._prepare(message.kind, message.body, message.created, capacity.hello)
         if isinstance(found, RequestError):
-            failed = Failed(
-                message.request, message.attempt, found.status, found.message, found.type, found.param, found.code
-            )
-            return [*actions, ToPeer(peer, failed)]
+            return [*actions, outcomes.refused(peer, message.request, message.attempt, found)]
         job = Job(
             peer,
             message.request,
@@ -141,22 +133,22 @@ class Relay:
         """
         self._now = now
         capacity = self._slots.get(slot)
-        if capacity is None or self._draining or key in self._jobs.get(None, {}):
+        if capacity is None or self._draining or self._jobs.get(None, key) is not None:
             return [RowLost(key, False)]
         found = self._prepare(kind, body, created, capacity.hello)
         if isinstance(found, RequestError):
-            return [RowEnded(key, found.status, _error(found), 0, 0)]
+            return [outcomes.refused(None, key, 0, found)]
         job = Job(None, key, 0, slot, kind, found, seed, created, stream=False, begun=True, alone=alone)
         return self._begin(job, capacity, job.unfold([], self._tokenizer))
 
     def cancel(self, peer: bytes, request: str) -> list[Action]:
         """The client left: its sequences are freed, nothing is answered."""
-        job = self._jobs.get(peer, {}).get(request)
+        job = self._jobs.get(peer, request)
         return [] if job is None else self._drop(job)
 
     def peer_gone(self, peer: bytes) -> list[Action]:
         """An entry died: its sequences are freed."""
-        return [a for job in list(self._jobs.get(peer, {}).values()) for a in self._drop(job)]
+        return [a for job in self._jobs.of(peer) for a in self._drop(job)]
 
     # --- replicas -------------------------------------------------------------------------------------------
 
@@ -195,9 +187,9 @@ class Relay:
             return []
         actions: list[Action] = []
         first: list[Choice] = []
-        running = capacity.running
+        running, untold = capacity.running, self._untold
         if message.logprobs or message.prompt:
-            _hear(message, running)
+            hear(message, running)
         for sequence, token in message.tokens:
             choice = running.get(sequence)
             if choice is None:
@@ -217,9 +209,9 @@ class Relay:
                 actions += self._end(choice, capacity, "stop")
             elif state == "quiet" or job.events is None:
                 if job.peer is not None:
-                    self._quiet[choice] = None
+                    untold.ids[choice] = None
             elif job.begun:
-                self._due[choice] = None
+                untold.text[choice] = None
             else:
                 first.append(choice)
         for sequence, reason in message.ended:
@@ -235,9 +227,9 @@ class Relay:
             else:
                 actions += self._end(choice, capacity, reason)
         if first:
-            actions += self._frames(choice for choice in first if self._runs(choice.job))
+            actions += frames(choice for choice in first if choice.job in self._jobs)
         actions += self._start_waiting(capacity)
-        return _replicas_first(actions)
+        return replicas_first(actions)
 
     def no_room(self, slot: int, message: NoRoom) -> list[Action]:
         """A replica refused a sequence: it is full, or for good, which is a defect since room is checked here."""
@@ -254,37 +246,27 @@ class Relay:
             f"the replica refused the sequence: {message.reason}", status=500, type="server_error"
         )
         job = choice.job
-        if job.peer is None:
-            ending: Action = RowEnded(job.name, error.status, _error(error), 0, 0)
-        else:
-            ending = ToPeer(job.peer, Failed(job.name, job.attempt, error.status, error.message))
-        return [*self._drop(job), ending]
+        return [*self._drop(job), outcomes.refused(job.peer, job.name, job.attempt, error)]
 
     def _turn_away(self, job: Job, capacity: Capacity) -> list[Action]:
         """The replica does not take it after all: what there is of the request is told, it may go on elsewhere."""
         capacity.refused = self._now
-        told = self._frames(job.choices)
-        ending = RowLost(job.name, False) if job.peer is None else ToPeer(job.peer, Busy(job.name, job.attempt))
-        return [*self._drop(job), *told, ending]
+        told = frames(job.choices)
+        return [*self._drop(job), *told, outcomes.turned_away(job)]
 
     # --- the caller's loop ----------------------------------------------------------------------------------
 
     def flush(self, now: float) -> list[Action]:
         """Frames that are due, one message a peer. Call after each burst of messages and every 50 ms."""
         self._now = now
-        due, self._due = self._due, {}
-        if now - self._quiet_at >= PROGRESS_SECONDS:
-            self._quiet_at = now
-            due |= self._quiet
-            self._quiet = {}
-        actions = self._frames(due) if due else []
+        actions = self._untold.due(now)
         if now - self._life_at >= LIFE_SECONDS:
             self._life_at = now
             actions += self._signs_of_life()
         for capacity in self._slots.values():
             if capacity.rows:
                 actions += self._start_waiting(capacity)
-        return _replicas_first(actions)
+        return replicas_first(actions)
 
     def _signs_of_life(self) -> list[Action]:
         """Requests whose replica is being emptied for them: their entries must not take them for lost."""
@@ -302,7 +284,7 @@ class Relay:
     def stop_rows(self) -> list[Action]:
         """All batch rows are lost, and run again elsewhere: what is left of a drain is for clients who wait."""
         actions: list[Action] = []
-        for job in list(self._jobs.get(None, {}).values()):
+        for job in self._jobs.of(None):
             actions += self._lose(job, "draining", own_exit=False)
         return actions
 
@@ -323,17 +305,14 @@ class Relay:
     @property
     def due(self) -> int:
         """Choices with text that `flush` would tell."""
-        return len(self._due)
+        return len(self._untold.text)
 
     @property
     def idle(self) -> bool:
         """Nothing runs or waits."""
-        return not any(self._jobs.values())
+        return not self._jobs
 
     # --- inside ---------------------------------------------------------------------------------------------
-
-    def _runs(self, job: Job) -> bool:
-        return self._jobs.get(job.peer, {}).get(job.name) is job
 
     def _prepare(self, kind: Kind, body: bytes, created: int, hello: ReplicaHello) -> Prepared | RequestError:
         try:
@@ -345,7 +324,7 @@ class Relay:
             return RequestError("the request could not be prepared: a defect", status=500, type="server_error")
 
     def _begin(self, job: Job, capacity: Capacity, waiting: list[Choice]) -> list[Action]:
-        self._jobs.setdefault(job.peer, {})[job.name] = job
+        self._jobs.add(job)
         if not waiting:
             return self._complete(job)
         for choice in waiting:
@@ -353,7 +332,7 @@ class Relay:
         if not job.row:
             for choice in job.choices:
                 if choice.untold:
-                    self._due[choice] = None
+                    self._untold.text[choice] = None
         return self._start_waiting(capacity)
 
     def _start_waiting(self, capacity: Capacity) -> list[Action]:
@@ -366,14 +345,6 @@ class Relay:
             actions.append(ToReplica(capacity.hello.slot, admit))
         return actions
 
-    def _frames(self, choices: Iterable[Choice]) -> list[Action]:
-        by_peer: dict[bytes, list[Frame]] = {}
-        for choice in choices:
-            peer = choice.job.peer
-            if peer is not None and choice.untold:
-                by_peer.setdefault(peer, []).append(choice.take_frame())
-        return [ToPeer(peer, Frames(frames)) for peer, frames in by_peer.items()]
-
     def _end(self, choice: Choice, capacity: Capacity, reason: Finish) -> list[Action]:
         job = choice.job
         job.odd |= capacity.meter.ended(choice, self._now)
@@ -385,24 +356,17 @@ class Relay:
             capacity.meter.odd += job.odd
             return self._complete(job)
         if not job.row:
-            self._due[choice] = None
+            self._untold.text[choice] = None
         return []
 
     def _complete(self, job: Job) -> list[Action]:
         self._forget(job)
-        tokens = job.prompt_tokens, job.completion_tokens
-        if job.peer is None:
-            return [RowEnded(job.name, 200, job.ending(), *tokens)]
-        return [ToPeer(job.peer, Done(job.name, job.attempt, job.ending(), *tokens))]
+        return [outcomes.completed(job)]
 
     def _lose(self, job: Job, why: str, *, own_exit: bool) -> list[Action]:
         """This attempt ends, another one may succeed: first tell what there is, so that it need not be redone."""
-        told = self._frames(job.choices)
-        dropped = self._drop(job)
-        if job.peer is None:
-            return [*dropped, RowLost(job.name, own_exit)]
-        failed = Failed(job.name, job.attempt, 503, why, retry=True, own_exit=own_exit)
-        return [*dropped, *told, ToPeer(job.peer, failed)]
+        told = frames(job.choices)
+        return [*self._drop(job), *told, outcomes.interrupted(job, why, own_exit=own_exit)]
 
     def _drop(self, job: Job) -> list[Action]:
         """Free everything that a job holds; what waited for it may start."""
@@ -416,34 +380,5 @@ class Relay:
         return [*actions, *self._start_waiting(capacity)]
 
     def _forget(self, job: Job) -> None:
-        jobs = self._jobs[job.peer]
-        del jobs[job.name]
-        if not jobs:
-            del self._jobs[job.peer]
-        for choice in job.choices:
-            self._due.pop(choice, None)
-            self._quiet.pop(choice, None)
-
-
-def _hear(message: Tokens, running: Mapping[int, Choice]) -> None:
-    """Log-probabilities, before the tokens that they belong to."""
-    for sequence, several in message.prompt:
-        choice = running.get(sequence)
-        if isinstance(choice, RatedChoice):
-            choice.hear_prompt(several)
-    for sequence, likelihood in message.logprobs:
-        choice = running.get(sequence)
-        if isinstance(choice, RatedChoice):
-            choice.hear(likelihood)
-
-
-def _replicas_first(actions: list[Action]) -> list[Action]:
-    """Sending to a peer may show that it is gone, and free sequences: they must have been admitted by then."""
-    first = [action for action in actions if isinstance(action, ToReplica)]
-    if not first or len(first) == len(actions):
-        return actions
-    return first + [action for action in actions if not isinstance(action, ToReplica)]
-
-
-def _error(error: RequestError) -> bytes:
-    return error_body(error.message, error.type, error.param, error.code)
+        self._jobs.remove(job)
+        self._untold.forget(job.choices)
