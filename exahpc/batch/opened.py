@@ -14,6 +14,7 @@ from exahpc.batch.commits import AnyEvent, CommitWriter
 from exahpc.batch.intervals import ranges_of
 from exahpc.batch.plan import BAD, BatchPlan, Parts, same_input
 from exahpc.batch.salvage import Committed, Found, journals, scan
+from exahpc.batch.usage import node_hours
 from exahpc.errors import BatchError
 
 log = logging.getLogger(__name__)
@@ -21,13 +22,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Opened:
-    """found: whole records that no commit names yet, from whoever wrote them last."""
+    """found: whole records that no commit names yet, from whoever wrote them last; node_hours: used so far."""
 
     plan: BatchPlan
     book: Book
     writer: CommitWriter
     committed: Committed
     found: list[Found]
+    node_hours: float = 0.0
 
 
 def load(parts: Parts, batch: str, epoch: int) -> Opened:
@@ -47,7 +49,7 @@ def load(parts: Parts, batch: str, epoch: int) -> Opened:
 
     writer = CommitWriter(parts.commits, epoch, replay)
     found = scan(parts, {name: committed.gaps(name) for name in journals(parts)})
-    return Opened(plan, book, writer, committed, found)
+    return Opened(plan, book, writer, committed, found, node_hours(parts))
 
 
 def bad_rows(parts: Parts, plan: BatchPlan) -> list[tuple[int, int]]:

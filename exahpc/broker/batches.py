@@ -8,7 +8,7 @@ rows it names lie fsynced in an agent's journal, where the next broker finds the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,15 @@ from typing import assert_never
 
 import msgspec
 
-from exahpc.batch.commits import AnyEvent
+from exahpc.batch import usage
+from exahpc.batch.book import Book
+from exahpc.batch.commits import AnyEvent, Commit
+from exahpc.batch.intervals import count
 from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
 from exahpc.batch.salvage import EVERYTHING, Found, journal_prefix, journals, scan
 from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
+from exahpc.broker.tally import Tally
 from exahpc.errors import BatchError
 from exahpc.wire.folder import write_atomic
 from exahpc.wire.messages import (
@@ -55,6 +59,7 @@ class _Batch:
     going: tuple[int, int] = (0, 0)
     salvages: list[tuple[str, Future[list[Found]]]] = field(default_factory=list)
     again: set[str] = field(default_factory=set)
+    tally: Tally | None = None
 
 
 class Batches:
@@ -68,6 +73,8 @@ class Batches:
         self._grants: list[LeaseGrant] = []
         self._revokes: list[tuple[str, LeaseRevoke]] = []
         self._hellos: dict[str, tuple[int, ...]] = {}
+        self.account = 0.0
+        """Node-hours that the deployment has used; whoever counts them keeps this up to date."""
         try:
             before = msgspec.json.decode(self._register.read_bytes(), type=dict[str, str])
         except (FileNotFoundError, msgspec.MsgspecError):
@@ -99,6 +106,23 @@ class Batches:
         running = (entry.status for entry in self._batches.values() if entry.status.state == "running")
         return sum(status.total - status.ok - status.failed for status in running)
 
+    @property
+    def waiting(self) -> int:
+        """Those of them that no agent has."""
+        return sum(book.waiting for book in self._books())
+
+    @property
+    def opening(self) -> bool:
+        """Whether there is a batch whose rows are not known yet."""
+        return any(entry.status.state == "opening" for entry in self._batches.values())
+
+    def holders(self) -> set[str]:
+        """Agents that have rows to run."""
+        return {lease.agent for book in self._books() for lease in book.leases.values()}
+
+    def _books(self) -> Iterator[Book]:
+        return (book for batch in self._batches if (book := self._leases.book(batch)) is not None)
+
     def status(self) -> list[BatchStatus]:
         return [self._status(batch, entry) for batch, entry in self._batches.items()]
 
@@ -106,7 +130,8 @@ class Batches:
         book = self._leases.book(batch)
         if book is None:
             return entry.status
-        return msgspec.structs.replace(entry.status, leased=book.leased)
+        status = msgspec.structs.replace(entry.status, leased=book.leased)
+        return entry.tally.told(status) if entry.tally is not None else status
 
     # --- agents ---
 
@@ -117,12 +142,16 @@ class Batches:
 
     def progress(self, agent: str, message: LeaseProgress, now: float) -> list[LeaseRevoke]:
         """Revokes to send to this agent."""
-        self._perform(self._leases.progress(agent, message, now), now)
+        actions = self._leases.progress(agent, message, now)
+        committed = any(isinstance(action, Log) and isinstance(action.event, Commit) for action in actions)
+        if committed and (tally := self._batches[message.batch].tally) is not None:
+            tally.add(message)
+        self._perform(actions, now)
         return self._for(agent)
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
         """An agent (re)connected with these leases in hand. Revokes to send to it."""
-        if self._opening():
+        if self.opening:
             self._hellos[agent] = tuple(leases)  # whose leases they are is not known yet
             return []
         self._perform(self._leases.hello(agent, leases, now), now)
@@ -141,7 +170,7 @@ class Batches:
             except Exception as error:  # a full disk, a spoilt folder, a defect: one batch must not end the broker
                 log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
                 self._end(batch, entry, "failed", str(error) or type(error).__name__)
-        if self._hellos and not self._opening():
+        if self._hellos and not self.opening:
             for agent, leases in self._hellos.items():
                 self._perform(self._leases.hello(agent, leases, now), now)
             self._hellos.clear()
@@ -151,6 +180,8 @@ class Batches:
                 events, entry.events = entry.events, []
                 entry.going = entry.loaded.book.ok, entry.loaded.book.failed
                 entry.flushing = self._pool.submit(entry.loaded.writer.append, events)
+            if entry.loaded is not None and entry.tally is not None and entry.tally.account(self.account, now):
+                self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, entry.tally.used)
         revokes, self._revokes = self._revokes, []
         return revokes
 
@@ -159,9 +190,6 @@ class Batches:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside ---
-
-    def _opening(self) -> bool:
-        return any(entry.status.state == "opening" for entry in self._batches.values())
 
     def _for(self, agent: str) -> list[LeaseRevoke]:
         own = [message for to, message in self._revokes if to == agent]
@@ -207,7 +235,10 @@ class Batches:
             loading, entry.loading = entry.loading, None
             entry.loaded = loaded = loading.result()
             book = loaded.book
-            entry.status = BatchStatus(batch, entry.status.folder, book.rows, book.ok, book.failed, 0, "running")
+            entry.status = BatchStatus(
+                batch, entry.status.folder, book.rows, book.ok, book.failed, 0, "running", skipped=count(book.bad)
+            )
+            entry.tally = Tally(loaded.node_hours, self.account)
             self._leases.open(batch, loaded.book, loaded.writer.number, now)
             self._perform(self._leases.salvaged("", batch, loaded.found, now), now)
             loaded.found = []
@@ -244,6 +275,8 @@ class Batches:
             entry.loading.add_done_callback(close_late)
         if entry.loaded is not None:
             writer, events = entry.loaded.writer, entry.events
+            if entry.tally is not None:
+                self._pool.submit(usage.note, entry.parts, writer.number, entry.tally.used)
             self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
         entry.loading = entry.loaded = entry.flushing = None
         entry.events, entry.salvages = [], []

@@ -38,7 +38,9 @@ class AgentStatus(msgspec.Struct, frozen=True):
 class BatchStatus(msgspec.Struct, frozen=True):
     """One batch in `status`. Counts are rows; state: opening, running, finished, failed or cancelled.
 
-    note: why, when the state is failed.
+    note: why, when the state is failed; skipped: those of `failed` that were bad in the input; node_hours: used by
+    the deployments that ran it while they did. Of what ended since this broker opened the batch, prompt_tokens,
+    completion_tokens: tokens; errors: the commonest reasons of failed rows, and of how many rows each.
     """
 
     batch: str
@@ -49,6 +51,11 @@ class BatchStatus(msgspec.Struct, frozen=True):
     leased: int
     state: str
     note: str = ""
+    skipped: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: list[tuple[str, int]] = []
+    node_hours: float = 0.0
 
 
 class EntryStatus(msgspec.Struct, frozen=True):

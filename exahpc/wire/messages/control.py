@@ -87,10 +87,12 @@ class AgentBeat(Message, frozen=True):
 
 
 class AgentGone(Message, frozen=True):
-    """agent -> broker: an orderly end. requeue: this task hands itself back to Slurm."""
+    """agent -> broker: an orderly end. requeue: this task hands itself back to Slurm; suspect: because of its
+    node."""
 
     reason: str
     requeue: bool
+    suspect: bool = False
 
 
 class LeaseWanted(Message, frozen=True):
@@ -105,7 +107,8 @@ class LeaseProgress(Message, frozen=True):
     journal: file name inside the batch folder's journal/; start, end: the byte range whose records belong to
     this lease; finished: no more rows come. ok/failed: rows in the range. rows, bad: which rows of the range
     ended well or badly; returned: rows handed back; suspect: those of them under which a replica ended by itself
-    (all four as [first, last) ranges).
+    (all four as [first, last) ranges). prompt_tokens, completion_tokens: of the rows in the range; errors: the
+    commonest reasons of `bad`, and of how many rows each.
     """
 
     lease: int
@@ -120,6 +123,9 @@ class LeaseProgress(Message, frozen=True):
     bad: list[tuple[int, int]] = []
     returned: list[tuple[int, int]] = []
     suspect: list[tuple[int, int]] = []
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: list[tuple[str, int]] = []
 
 
 class Welcome(Message, frozen=True):
