@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,7 @@ def run(
             incarnation=incarnation,
             core=core,
             relay=relay,
-            worker=LeaseWorker(f"{pool.name}-{task}"),
+            worker=LeaseWorker(f"{pool.name}-{task}", node=socket.gethostname(), version=version),
             starter=starter(folder, deployment, pool, task, version),
         ).run()
 

@@ -21,6 +21,18 @@ class ToReplica(msgspec.Struct, frozen=True):
     message: Message
 
 
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """How a row was answered. started: the replica got it; first_token: it drew one; both on the caller's clock;
+    cached_tokens: of the prompt, not computed anew; token_ids: of the first choice as drawn, u32."""
+
+    slot: int
+    started: float
+    first_token: float
+    cached_tokens: int
+    token_ids: bytes
+    incarnation: int = 0
+
+
 class RowEnded(msgspec.Struct, frozen=True):
     """A batch row has its answer: an HTTP status, and the whole JSON body (an error object unless 200)."""
 
@@ -29,6 +41,7 @@ class RowEnded(msgspec.Struct, frozen=True):
     body: bytes
     prompt_tokens: int
     completion_tokens: int
+    served: Served | None = None
 
 
 class RowLost(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ the end. All at once they cost a small part of what they cost one by one.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -26,15 +27,16 @@ class Choice:
     """One choice: one sequence of the replica, now or later.
 
     index: among the choices of the request, and the sampler's stream; count: tokens emitted; fresh: those that
-    no frame has carried yet; carried: how many frames have; need: tokens that its sequence may come to hold; left:
+    no frame has carried yet; kept: those before them, of a batch row; carried: how many frames have; cached:
+    tokens of the prompt that the replica need not compute; need: tokens that its sequence may come to hold; left:
     tokens still to be prefilled or generated; sequence: 0 until it has a place, from when on there is a timing.
     """
 
     timing: Timing
 
     __slots__ = (
-        "_late", "_pending", "_text", "_told", "carried", "count", "fresh", "index", "job", "left", "need", "new",
-        "parts", "prefill", "prompt", "reason", "replayed", "sent", "sequence", "timing",
+        "_late", "_pending", "_text", "_told", "cached", "carried", "count", "fresh", "index", "job", "kept",
+        "left", "need", "new", "parts", "prefill", "prompt", "reason", "replayed", "sent", "sequence", "timing",
     )  # fmt: skip
 
     def __init__(self, job: Job, index: int, prompt: Prompt, text: TextStream) -> None:
@@ -48,7 +50,8 @@ class Choice:
         self._told = False  # a frame said that this choice has ended
         self.replayed: list[int] = []
         self.fresh: list[int] = []
-        self.carried = self.count = self.sent = self.sequence = 0
+        self.kept = array("I")
+        self.cached = self.carried = self.count = self.sent = self.sequence = 0
         self.prefill = len(prompt.ids)
         self.need = self.prefill + self.new
         self.left = self.prefill + max(1, self.new)  # the engine draws one token even if none is asked for
@@ -100,6 +103,7 @@ class Choice:
         if self._late:
             if self.job.peer is None and len(self.fresh) >= _TOGETHER:
                 self._catch_up()  # no frame ever asks
+                self.kept.extend(self.fresh)
                 self.fresh.clear()
             return "quiet" if self.job.events is None else "text"
         text = self._text.push((token,))
@@ -146,6 +150,10 @@ class Choice:
             self._told = True
             data += events.finish(self.index, self.reason)
         return data
+
+    def token_ids(self) -> bytes:
+        """All ids of a batch row's choice, u32."""
+        return (self.kept + array("I", self.fresh)).tobytes()
 
     def answered(self) -> tuple[str, Finish, bytes]:
         """For the body of a request that does not stream: text, reason, log-probabilities."""

@@ -93,6 +93,10 @@ class Job:
     def row(self) -> bool:
         return self.peer is None
 
+    def token_ids(self) -> bytes:
+        """Of a row: of the first choice of its answer, u32."""
+        return self._shown()[0].token_ids()
+
     @property
     def completion_tokens(self) -> int:
         """Tokens emitted by all choices; a token that only ended one is not counted."""

@@ -10,11 +10,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from exahpc.agent.actions import Served
 from exahpc.batch.intervals import count, ranges_of
-from exahpc.batch.journal import Record, error_body
+from exahpc.batch.journal import Record, Run, error_body
+from exahpc.batch.reasons import Reasons, reason_of
 from exahpc.batch.station import Load, Stations, Task, Where, Write
 from exahpc.wire.messages import LeaseGrant, LeaseProgress
 
@@ -81,10 +85,20 @@ class _Lease:
 
 
 class LeaseWorker:
-    """name: how the agent's journal files begin, "<pool>-<task>" and perhaps more."""
+    """name: "<pool>-<task>", and how the agent's journal files begin; node, version: of its replicas, for the
+    records; wall: Unix seconds."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._clock = name, clock
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        node: str = "",
+        version: str = "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._name, self._clock, self._node, self._version, self._wall = name, clock, node, version, wall
+        self._dealt: dict[str, float] = {}  # when the rows that run were taken, by key
         self._leases: dict[int, _Lease] = {}
         self._stations = Stations(name)
         self._lock = asyncio.Lock()
@@ -144,6 +158,8 @@ class LeaseWorker:
                 task = lease.loaded.popleft()
                 lease.running[task.row] = task
                 rows.append(Row(f"{number}.{task.row}", task.kind, task.body, task.seed))
+        if rows:
+            self._dealt.update(dict.fromkeys((row.key for row in rows), self._wall()))
         return rows
 
     def _next_suspect(self) -> Row | None:
@@ -152,6 +168,7 @@ class LeaseWorker:
                 task = lease.suspects.popleft()
                 lease.running[task.row] = task
                 self._alone = f"{number}.{task.row}"
+                self._dealt[self._alone] = self._wall()
                 return Row(self._alone, task.kind, task.body, task.seed, alone=True)
         return None
 
@@ -163,17 +180,38 @@ class LeaseWorker:
         task = lease.running.pop(int(row), None) if lease else None
         return (lease, task) if lease and task else None
 
-    def ended(self, key: str, status: int, body: bytes, prompt_tokens: int, completion_tokens: int) -> None:
-        """A row has its answer (status 200) or its error body. Rows of revoked leases are ignored."""
+    def ended(
+        self,
+        key: str,
+        status: int,
+        body: bytes,
+        prompt_tokens: int,
+        completion_tokens: int,
+        served: Served | None = None,
+    ) -> None:
+        """A row has its answer (status 200) or its error body. Rows of revoked leases are ignored.
+
+        served: by which replica, with times in Unix seconds.
+        """
+        now = self._wall()
+        queued = self._dealt.pop(key, now)
         if found := self._pop(key):
             lease, task = found
+            run = None if served is None else self._run(served, queued, now)
             self._record(
-                lease, task.row, task.line, task.custom_id, status, body, prompt_tokens, completion_tokens
+                lease, task.row, task.line, task.custom_id, status, body, prompt_tokens, completion_tokens, run=run
             )
+
+    def _run(self, served: Served, queued: float, ended: float) -> Run:
+        return Run(
+            served.slot, served.incarnation, self._node, self._version, queued, served.started, served.first_token,
+            ended, served.cached_tokens, served.token_ids,
+        )  # fmt: skip
 
     def lost(self, key: str, own_exit: bool) -> None:
         """The row's replica is gone: begin it again, a bounded number of times."""
         alone = key == self._alone
+        self._dealt.pop(key, None)
         if not (found := self._pop(key)):
             return
         lease, task = found
@@ -199,11 +237,21 @@ class LeaseWorker:
         self._record(lease, task.row, task.line, task.custom_id, 500, body, 0, 0)
 
     def _record(
-        self, lease: _Lease, row: int, line: int, custom_id: bytes | None, status: int, body: bytes, *tokens: int
+        self,
+        lease: _Lease,
+        row: int,
+        line: int,
+        custom_id: bytes | None,
+        status: int,
+        body: bytes,
+        *tokens: int,
+        run: Run | None = None,
     ) -> None:
         grant = lease.grant
         lease.records.append(
-            Record(row, line, status, custom_id, body, tokens[0], tokens[1], grant.lease, grant.epoch, self._name)
+            Record(
+                row, line, status, custom_id, body, tokens[0], tokens[1], grant.lease, grant.epoch, self._name, run
+            )
         )
 
     # --- files ---
@@ -280,5 +328,21 @@ class LeaseWorker:
                 bad = ranges_of(record.row for record in written if record.status != 200)
                 counts = *(places[number] if written else ("", 0, 0)), count(good), count(bad)
                 told = LeaseProgress(number, lease.grant.batch, *counts, lease.over, good, bad, back, suspect)
-                messages.append(told)
+                messages.append(_summed(told, written))
         return messages
+
+
+def _summed(message: LeaseProgress, written: Sequence[Record]) -> LeaseProgress:
+    """What a watching user is told of these rows."""
+    if not written:
+        return message
+    reasons = Reasons()
+    for record in written:
+        if record.status != 200:
+            reasons.add(reason_of(record.body, record.status))
+    return msgspec.structs.replace(
+        message,
+        prompt_tokens=sum(record.prompt_tokens for record in written),
+        completion_tokens=sum(record.completion_tokens for record in written),
+        errors=reasons.most(4),
+    )

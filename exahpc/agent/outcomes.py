@@ -5,7 +5,7 @@ peer: the entry that waits for it, None for a row.
 
 from __future__ import annotations
 
-from exahpc.agent.actions import Action, RowEnded, RowLost, ToPeer
+from exahpc.agent.actions import Action, RowEnded, RowLost, Served, ToPeer
 from exahpc.agent.job import Job
 from exahpc.errors import RequestError
 from exahpc.openai.errors import error_body
@@ -16,8 +16,18 @@ def completed(job: Job) -> Action:
     """All its choices have ended."""
     tokens = job.prompt_tokens, job.completion_tokens
     if job.peer is None:
-        return RowEnded(job.name, 200, job.ending(), *tokens)
+        return RowEnded(job.name, 200, job.ending(), *tokens, _served(job))
     return ToPeer(job.peer, Done(job.name, job.attempt, job.ending(), *tokens))
+
+
+def _served(job: Job) -> Served | None:
+    ran = [choice for choice in job.choices if choice.sequence]
+    if not ran:
+        return None  # the prompt was the answer
+    started = min(choice.timing.began for choice in ran)
+    first = min(choice.timing.began + choice.timing.ttft for choice in ran)
+    cached = sum(choice.cached for choice in ran)
+    return Served(job.slot, started, first, cached, job.token_ids())
 
 
 def refused(peer: bytes | None, name: str, attempt: int, error: RequestError) -> Action:

@@ -149,8 +149,7 @@ class RatedChoice(Choice):
         """Nothing is held back any more."""
         self._show(self._held_text)
         self._held_text = ""
-        if self.job.peer is not None:
-            self.fresh += self._held_ids
+        self.fresh += self._held_ids
         self._held_ids = []
         self._rated += self._held_rated
         self._held_rated = []

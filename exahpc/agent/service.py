@@ -23,13 +23,13 @@ _DIGITS = 4  # of seconds
 
 
 class Timing:
-    """One sequence. at: when the replica got it, then when its pace was last taken; counted: its tokens by then;
-    before: those that it came with; only: the one token that it got so far, or VARIED."""
+    """One sequence. began: when the replica got it; at: then when its pace was last taken; counted: its tokens
+    by then; before: those that it came with; only: the one token that it got so far, or VARIED."""
 
-    __slots__ = ("at", "before", "counted", "only", "tbt", "ttft")
+    __slots__ = ("at", "before", "began", "counted", "only", "tbt", "ttft")
 
     def __init__(self, now: float) -> None:
-        self.at = now
+        self.began = self.at = now
         self.ttft = self.tbt = 0.0
         self.before = self.counted = 0
         self.only = VARIED

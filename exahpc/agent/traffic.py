@@ -14,6 +14,7 @@ from typing import Any, assert_never
 import zmq
 
 from exahpc.agent import relay
+from exahpc.agent.actions import Served
 from exahpc.agent.entries import Entries
 from exahpc.agent.leases import LeaseWorker
 from exahpc.agent.prepare import Prepared
@@ -60,7 +61,7 @@ class Traffic:
         self._loop = asyncio.get_running_loop()
         self._entries = Entries(ctx, key, host, self._entry_said, self._entry_gone)
         self._preparing = Preparing(self._prepared)
-        self._serving: set[int] = set()
+        self._serving: dict[int, int] = {}  # slot -> incarnation
         self._feeding = True
         self._flushing = False
         self._told = float("-inf")
@@ -81,14 +82,14 @@ class Traffic:
 
     def serve(self, hello: ReplicaHello) -> None:
         """The replica takes traffic from now on."""
-        self._serving.add(hello.slot)
+        self._serving[hello.slot] = hello.incarnation
         self._act(self._relay.replica_up(hello))
         self._flush_soon()
 
     def lost(self, slot: int, *, own_exit: bool, story: str = "") -> None:
         """What it ran goes back to where it came from."""
-        self._serving.discard(slot)
         self._act(self._relay.replica_gone(slot, own_exit=own_exit, story=story))
+        self._serving.pop(slot, None)
         self._flush_soon()
 
     def close_intake(self) -> None:
@@ -147,13 +148,23 @@ class Traffic:
                 case relay.ToReplica(slot, message):
                     self._to_replica(slot, message)
                 case relay.RowEnded():
-                    self._worker.ended(
-                        action.key, action.status, action.body, action.prompt_tokens, action.completion_tokens
-                    )
+                    tokens = action.prompt_tokens, action.completion_tokens
+                    served = self._placed(action.served)
+                    self._worker.ended(action.key, action.status, action.body, *tokens, served)
                 case relay.RowLost(key, own_exit):
                     self._worker.lost(key, own_exit)
                 case _:
                     assert_never(action)
+
+    def _placed(self, served: Served | None) -> Served | None:
+        """With incarnation and Unix times."""
+        if served is None:
+            return None
+        shift = time.time() - self._loop.time()
+        return Served(
+            served.slot, served.started + shift, served.first_token + shift, served.cached_tokens,
+            served.token_ids, self._serving.get(served.slot, 0),
+        )  # fmt: skip
 
     # --- time ---------------------------------------------------------------------------------------------
 

@@ -26,12 +26,33 @@ _CHUNK = 1 << 20
 T = TypeVar("T")
 
 
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a row was run.
+
+    slot, incarnation, node, version: of the replica; times in Unix seconds: queued (its agent chose a replica for
+    it), started (that replica got it), first_token, ended; cached_tokens: of the prompt, not computed anew;
+    token_ids: of the first choice as drawn, little-endian u32.
+    """
+
+    slot: int
+    incarnation: int
+    node: str
+    version: str
+    queued: float
+    started: float
+    first_token: float
+    ended: float
+    cached_tokens: int
+    token_ids: bytes
+
+
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """One ended row.
 
     row: number among the non-blank lines, from 0; line: its line in the input, from 1; custom_id: UTF-8 (lone
     surrogates as their three bytes), None when the line gave none; status: HTTP status (200: `body` is the
-    response, otherwise OpenAI's error body); agent: journal name of the agent that ran it.
+    response, otherwise OpenAI's error body); agent: "<pool>-<task>" of the agent that ran it; run: None when it
+    reached no replica.
     """
 
     row: int
@@ -44,6 +65,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     lease: int
     epoch: int
     agent: str
+    run: Run | None = None
 
 
 def frame(payload: bytes) -> bytes:

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from exahpc.agent.actions import Served
 from exahpc.agent.leases import ATTEMPTS, SUSPECT, LeaseWorker, Row
 from exahpc.batch.intervals import ranges_of
-from exahpc.batch.journal import FrameReader, Record
+from exahpc.batch.journal import FrameReader, Record, Run
 from exahpc.batch.plan import Parts
 from exahpc.batch.source import index_file
 from exahpc.wire.messages import LeaseGrant, LeaseProgress
@@ -97,6 +98,19 @@ def test_ended_rows_are_told_with_the_bytes_that_hold_them(parts: Parts) -> None
     assert (record.prompt_tokens, record.completion_tokens, record.lease, record.epoch) == (5, 6, 2, 1)
     assert worker.leases == [2]
     assert sync(worker) == []
+
+
+def test_a_record_tells_where_and_when_its_row_ran(parts: Parts) -> None:
+    now = [100.0]
+    worker = LeaseWorker("a-0", node="n1", version="v2", wall=lambda: now[0])
+    worker.grant(grant(parts, 1, 0, 2))
+    one, two = begun(worker)
+    now[0] = 105.0
+    worker.ended(one.key, 200, b"{}", 5, 2, Served(3, 101.0, 102.0, 4, b"\x01\x00\x00\x00", incarnation=7))
+    worker.ended(two.key, 400, b"{}", 0, 0)
+    ran, refused = records(parts, sync(worker)[0])
+    assert ran.run == Run(3, 7, "n1", "v2", 100.0, 101.0, 102.0, 105.0, 4, b"\x01\x00\x00\x00")
+    assert refused.run is None
 
 
 def test_each_incarnation_has_a_journal_of_its_own(parts: Parts) -> None:

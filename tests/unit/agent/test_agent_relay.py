@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exahpc.agent.actions import Served
 from exahpc.agent.relay import Action, Relay, RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment.spec import Deployment, Limits, Model, Pool
@@ -499,6 +501,21 @@ def test_a_row_answers_with_a_whole_body_and_sends_no_frames() -> None:
     assert (ended.key, ended.status, ended.prompt_tokens, ended.completion_tokens) == ("k", 200, 2, 2)
     body = json.loads(ended.body)
     assert (body["id"], body["created"], body["choices"][0]["text"]) == ("cmpl-k", 9, "ab")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ["zz"]}, {"logprobs": 1}, {"n": 2, "best_of": 2}])
+def test_a_row_tells_its_token_ids_its_replica_and_when_it_began(fields: dict[str, Any]) -> None:
+    made = relay(kv=512)
+    text = "abcdef" * 8
+    body = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 60, **fields}).encode()
+    count = len(admits(made.row("k", "completion", body, 5, 0, 3.0)))
+    made.tokens(0, Tokens([], []), 4.0)
+    ended: list[Any] = []
+    for sequence in range(1, count + 1):
+        feed(made, sequence, text[: len(text) - 6 * (sequence - 1)], now=4.0 + sequence)
+        ended = made.tokens(0, Tokens([], [(sequence, "length")]), 9.0)
+    (row,) = (action for action in ended if isinstance(action, RowEnded))
+    assert row.served == Served(0, 3.0, 5.0, 0, array("I", ids(text)).tobytes())
 
 
 @pytest.mark.parametrize(
