@@ -59,6 +59,7 @@ class _Ending:
     reason: str
     requeue: bool
     again: bool
+    suspect: bool
 
 
 class AgentCore:
@@ -219,7 +220,7 @@ class AgentCore:
             f"slot {slot.number} ended {deaths} times within {self._recovery.window_seconds:g} s, "
             f"more than recovery.restarts = {self._recovery.restarts}; last: {slot.story}"
         )
-        return self._drain(Drain(HAND_BACK_SECONDS, reason, requeue=True), now)
+        return self._drain(Drain(HAND_BACK_SECONDS, reason, requeue=True, suspect=True), now)
 
     def _condemn(self, slot: Slot, story: str, now: float) -> list[Action]:
         """Kill a step that is no good. It counts as a death, but not as the replica's own exit: the end that
@@ -311,7 +312,7 @@ class AgentCore:
             return self._kill(slot, "did not stop in time", now)
         if self._ending is None and now > slot.deadline + UNKILLABLE_SECONDS:
             reason = f"slot {slot.number} cannot be killed ({slot.story}): this node is suspect"
-            return self._drain(Drain(HAND_BACK_SECONDS, reason, requeue=True), now)
+            return self._drain(Drain(HAND_BACK_SECONDS, reason, requeue=True, suspect=True), now)
         return []
 
     # --- the end of the agent -----------------------------------------------------------------------------
@@ -327,8 +328,9 @@ class AgentCore:
             ending.requeue = event.requeue and (ending.requeue or ending.again)
             ending.reason = event.reason if ending.again else ending.reason
             ending.again = False
+            ending.suspect |= event.suspect
             return []
-        self._ending = _Ending(deadline, event.reason, event.requeue, event.again)
+        self._ending = _Ending(deadline, event.reason, event.requeue, event.again, event.suspect)
         actions: list[Action] = [CloseIntake(event.reason)]
         for slot in self.slots.values():
             match slot.phase:
@@ -352,7 +354,7 @@ class AgentCore:
             return []
         self._finished = True
         code = EXIT_AGAIN if ending.again else self._hand_back_code if ending.requeue else 0
-        return [Finish(code, ending.reason, ending.requeue)]
+        return [Finish(code, ending.reason, ending.requeue, ending.requeue and ending.suspect)]
 
     def _order(self, event: Order, now: float) -> list[Action]:
         message = event.message
@@ -363,7 +365,9 @@ class AgentCore:
             case Welcome():
                 return []
             case DrainAgent():
-                return self._drain(Drain(message.seconds, message.reason, message.requeue), now)
+                # the broker has a task run again only because of its node
+                order = Drain(message.seconds, message.reason, message.requeue, suspect=message.requeue)
+                return self._drain(order, now)
             case SwitchVersion():
                 if message.version == self.version:
                     return []

@@ -96,12 +96,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """End this agent: nothing new, finish within `seconds`. again: to be started in place right afterwards."""
+    """End this agent: nothing new, finish within `seconds`. again: to be started in place right afterwards;
+    suspect: its node may be at fault."""
 
     seconds: float
     reason: str
     requeue: bool
     again: bool = False
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,12 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the process. requeue: the task goes back to Slurm."""
+    """End the process. requeue: the task goes back to Slurm; suspect: to run on another node."""
 
     code: int
     reason: str
     requeue: bool
+    suspect: bool = False
 
 
 Action = Launch | Probe | Serve | Lost | Stop | Kill | Tell | CloseIntake | Reconnect | Finish

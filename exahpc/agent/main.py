@@ -163,7 +163,7 @@ class Agent:
         log.info("ending with code %d: %s", finish.code, finish.reason)
         self._traffic.flush()
         self._control.report(await self._traffic.sync())
-        self._control.send(AgentGone(finish.reason, finish.requeue))
+        self._control.send(AgentGone(finish.reason, finish.requeue, finish.suspect))
         await asyncio.sleep(FAREWELL_SECONDS)
         for replica in self._replicas.values():  # past every deadline: the hard way
             replica.step.kill()

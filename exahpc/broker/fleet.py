@@ -101,7 +101,8 @@ class Fleet(Books):
                 if r.weight < 1
             }
         else:
-            agent.phase, agent.reason, agent.handed_back = view.phase, view.reason, view.handed_back
+            agent.phase, agent.reason = view.phase, view.reason
+            agent.handed_back, agent.suspect = view.handed_back, view.suspect
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class Fleet(Books):
         agent.job, agent.restarts = message.job or agent.job, message.restarts
         agent.version, agent.until = message.version, message.until or (0.0 if fresh else agent.until)
         agent.sequences = message.sequences
-        agent.reason, agent.handed_back = "", False
+        agent.reason, agent.handed_back, agent.suspect = "", False, False
         if fresh:
             agent.draining = False
         agent.replicas = {}
@@ -221,7 +222,7 @@ class Fleet(Books):
         if agent is None:
             return []
         self._roster.disconnect(agent)
-        agent.reason, agent.handed_back = message.reason, message.requeue
+        agent.handed_back, agent.suspect = message.requeue, message.suspect
         return self._leave(agent, "gone", message.reason, now)
 
     def tick(self, now: float) -> list[FleetAction]:

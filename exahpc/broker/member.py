@@ -41,6 +41,7 @@ class Member:
     until: float = 0.0
     sequences: int = 0
     handed_back: bool = False
+    suspect: bool = False
     draining: bool = False
     parked: bool = False
     replicas: dict[int, ReplicaState] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Member:
             job=self.job,
             reason=self.reason,
             handed_back=self.handed_back,
+            suspect=self.suspect,
             parked=self.parked,
             leaving=self.role == "leaving",
             version=self.version,

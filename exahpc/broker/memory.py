@@ -50,6 +50,7 @@ class Agent(Record, frozen=True):
     leaving: bool = False
     version: str = ""
     until: float = 0.0
+    suspect: bool = False
 
     @staticmethod
     def of(view: AgentView, route: AgentRoute | None, now: float) -> Agent:
@@ -64,6 +65,7 @@ class Agent(Record, frozen=True):
             job=view.job,
             reason=view.reason,
             handed_back=view.handed_back,
+            suspect=view.suspect,
             route=route,
             parked=view.parked,
             leaving=view.leaving,
@@ -83,6 +85,7 @@ class Agent(Record, frozen=True):
             job=self.job,
             reason=self.reason,
             handed_back=self.handed_back,
+            suspect=self.suspect,
             parked=self.parked,
             leaving=self.leaving,
             version=self.version,

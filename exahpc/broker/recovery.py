@@ -35,12 +35,14 @@ class Act:
 @dataclass
 class _Task:
     """node: where its agent was last; rebuilt: since when it is being rebuilt and not ready again, None when it is
-    not; woken: it was parked, and is wanted again; given_up: its budget is spent."""
+    not; kept_off: the node that its job was kept off when it was requeued; woken: it was parked, and is wanted
+    again; given_up: its budget is spent."""
 
     job: str
     pool: Pool
     node: str = ""
     rebuilt: float | None = None
+    kept_off: str = ""
     woken: bool = False
     given_up: bool = False
     record: JobRecord | None = None
@@ -55,6 +57,15 @@ class _Task:
     settled_run: tuple[str, int, tuple[str, ...]] | None = None
     refused: int = 0  # requeues that Slurm refused in a row
     story: str = ""
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is the same for all tasks that are away. nodes: where the agents of the others are."""
+
+    blind: bool
+    dark: Dark
+    nodes: set[str]
 
 
 class Recovery:
@@ -80,8 +91,10 @@ class Recovery:
         for pool in deployment.pool:
             for number in range(pool.tasks):
                 key = f"{pool.name}/{number}"
-                node = memory.agents[key].node if key in memory.agents else ""
-                self._tasks[key] = _Task(memory.placed.get(key, ""), pool, node)
+                self._tasks[key] = task = _Task(memory.placed.get(key, ""), pool)
+                if (agent := memory.agents.get(key)) is not None:
+                    task.node, excluded = agent.node, memory.excluded.get(agent.node)
+                    task.kept_off = agent.node if excluded is not None and excluded.at >= agent.at else ""
         for key, begun in memory.open.items():  # our predecessor died while asking Slurm: it may have happened
             if key in self._tasks:
                 task = self._tasks[key]
@@ -116,7 +129,7 @@ class Recovery:
             return
         task = self._tasks[key]
         task.job, task.node = job or task.job, node or task.node
-        task.woken = task.given_up = False
+        task.woken, task.given_up, task.kept_off = False, False, ""
         task.settling, task.unseen, task.refused, task.story = False, False, 0, ""
 
     def loaded(self, key: str) -> None:
@@ -163,7 +176,7 @@ class Recovery:
                 self._allowance.spend(key, now)
             if kind != "requeue":
                 return False
-            task.refused += 1
+            task.refused, task.kept_off = task.refused + 1, ""
             pool = key.rpartition("/")[0]
             news = disabled and pool not in self._no_requeue
             if disabled:
@@ -187,8 +200,7 @@ class Recovery:
         """What to ask of Slurm now. Each Act must be answered by `done`. heirs: tasks whose successor is under
         way."""
         views = sorted(absent, key=lambda view: view.since)
-        blind = is_blind(views, len(self._tasks))
-        dark = self._look(views)
+        scene = self._scene(views)
         loading = self._loading(now)
         acts: list[Act] = []
         for view in views:
@@ -203,12 +215,12 @@ class Recovery:
                     task.story = "waiting for Slurm to do what was asked"
                     continue
                 task.settling = task.unseen = False
-            verdict = self._judge(view, task, blind, view.node in dark, now)
+            verdict = self._judge(view, task, scene, now)
             if verdict.kind is None:
                 task.story = verdict.story
                 continue
             refusal = self._refusal(view, task, loading, now)
-            if refusal is not None:
+            if refusal is not None and (refusal.spent or not verdict.urgent):
                 task.story = f"{verdict.story}; {refusal.why}"
                 continue
             if verdict.kind == "cancel":  # the first half of a resubmission, which will be paid for
@@ -216,8 +228,9 @@ class Recovery:
             else:
                 self._allowance.spend(view.key, now, counts=not task.woken)
                 loading[view.pool] += 1
+            task.kept_off = verdict.suspect
             task.doing, task.story = verdict.kind, f"{verdict.kind}: {verdict.story}"
-            exclude = self._avoid((verdict.suspect, *dark.beside(verdict.suspect)), now)
+            exclude = self._avoid((verdict.suspect, *scene.dark.beside(verdict.suspect)), now)
             acts.append(Act(view.key, verdict.kind, task.job, verdict.suspect, exclude, verdict.story))
         return acts
 
@@ -278,6 +291,11 @@ class Recovery:
 
     # --- inner -----------------------------------------------------------------------------------------------
 
+    def _scene(self, views: Sequence[AgentView]) -> _Scene:
+        away = {view.key for view in views}
+        nodes = {task.node for key, task in self._tasks.items() if task.node and key not in away}
+        return _Scene(is_blind(views, len(self._tasks)), self._look(views), nodes)
+
     def _look(self, views: Iterable[AgentView]) -> Dark:
         silent = [view.node for view in views if view.phase == "lost"]
         dark = Dark(self._leaves, (task.node for task in self._tasks.values()), silent)
@@ -298,11 +316,11 @@ class Recovery:
                 count[task.pool.name] += 1
         return count
 
-    def _judge(self, view: AgentView, task: _Task, blind: bool, dark: bool, now: float) -> Verdict:
+    def _judge(self, view: AgentView, task: _Task, scene: _Scene, now: float) -> Verdict:
         over = task.record is None or task.record.state in ENDED
         if task.woken and over and view.phase in ("unheard", "gone"):
             return Verdict("resubmit", "it is wanted again")
-        return judge(self._facts(view, task, blind, dark), self._patience, now)
+        return judge(self._facts(view, task, scene), self._patience, now)
 
     def _refusal(self, view: AgentView, task: _Task, loading: Counter[str], now: float) -> Refusal | None:
         refusal = self._allowance.turn(now) if task.woken else self._allowance.refusal(view.key, now)
@@ -315,7 +333,7 @@ class Recovery:
             return Refusal(f"waits until fewer than {most} rebuilt tasks load")
         return refusal
 
-    def _facts(self, view: AgentView, task: _Task, blind: bool, dark: bool) -> Facts:
+    def _facts(self, view: AgentView, task: _Task, scene: _Scene) -> Facts:
         fresh = task.record is not None and task.asked > view.since and task.asked > task.acted
         requeue = self._pools[view.pool].requeue and view.pool not in self._no_requeue and task.refused < 2
         return Facts(
@@ -326,8 +344,10 @@ class Recovery:
             endings=task.endings,
             ours=task.job in self._cancelled,
             requeue=requeue,
-            blind=blind,
-            dark=dark,
+            blind=scene.blind,
+            dark=view.node in scene.dark,
+            off=task.kept_off == view.node,
+            alone=not scene.nodes - {view.node},
         )
 
     def _avoid(self, suspects: Sequence[str], now: float) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ beats arrive; lost: four beats missed; gone: it said good-bye."""
 class AgentView:
     """One array task as the fleet knows it. since: when the phase began; job: "<array>_<task>" or "".
 
-    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; parked: the task is not
-    wanted now; leaving: its task has another agent, and it drains; version, until: see AgentHello; sequences:
-    those that each of its replicas runs at once.
+    reason: why it is gone; handed_back: it asked Slurm itself to run the task again; suspect: because of its node;
+    parked: the task is not wanted now; leaving: its task has another agent, and it drains; version, until: see
+    AgentHello; sequences: those that each of its replicas runs at once.
     """
 
     key: str
@@ -32,6 +32,7 @@ class AgentView:
     job: str = ""
     reason: str = ""
     handed_back: bool = False
+    suspect: bool = False
     parked: bool = False
     leaving: bool = False
     until: float = 0.0

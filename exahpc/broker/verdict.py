@@ -3,7 +3,8 @@
 What keeps work from being run twice:
 
 - Slurm's word counts only when it was asked after the agent went away and after our last deed.
-- A job on its way back (pending after a requeue, PREEMPTED, NODE_FAIL) is Slurm's to run again: we wait.
+- A job on its way back (pending after a requeue, PREEMPTED, NODE_FAIL) is Slurm's to run again: we wait. One that
+  was handed back because of its node is only kept off that node.
 - An ending counts when two queries in a row tell the same one.
 - When half of the fleet goes silent at once, the fault is more likely ours: running jobs are left alone.
 """
@@ -42,7 +43,8 @@ class Facts:
     """All that a judgement needs. job: "<array>_<task>" or "" when not known; record: Slurm's answer, None when
     it is older than the absence or our last deed; running_since: when this run was first seen; endings: queries in
     a row that told this ending; ours: we cancelled the job; requeue: it can be requeued; blind: half of the fleet
-    is silent; dark: it went silent with its switch."""
+    is silent; dark: it went silent with its switch; off: its suspect node is excluded already; alone: no agent of
+    ours is alive on another node."""
 
     view: AgentView
     job: str
@@ -53,15 +55,19 @@ class Facts:
     requeue: bool
     blind: bool
     dark: bool = False
+    off: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """kind None: wait. suspect: the node to avoid, or ""."""
+    """kind None: wait. suspect: the node to avoid, or ""; urgent: Slurm may run the task again at any moment, so
+    it does not wait for its turn."""
 
     kind: Kind | None
     story: str
     suspect: str = ""
+    urgent: bool = False
 
 
 def is_blind(absent: Iterable[AgentView], tasks: int) -> bool:
@@ -75,6 +81,9 @@ def judge(facts: Facts, patience: Patience, now: float) -> Verdict:
     view, record = facts.view, facts.record
     if not facts.job:
         return Verdict(None, "its job is not known")
+    suspect = view.node if view.suspect and not facts.alone else ""
+    if suspect and facts.requeue and not facts.off and _may_return(record, suspect):
+        return Verdict("requeue", f"it was handed back: {view.reason}", suspect, urgent=True)
     if record is None:
         return Verdict(None, "waiting for Slurm's word on its job")
     match record.state:
@@ -100,4 +109,11 @@ def judge(facts: Facts, patience: Patience, now: float) -> Verdict:
                 return Verdict(None, f"Slurm says {record.raw}: asking once more")
             if record.raw.startswith("CANCELLED") and not facts.ours:
                 return Verdict(None, "its job was cancelled by somebody: `exahpc up` starts it again")
-            return Verdict("resubmit", f"its job is over ({record.raw})")
+            return Verdict("resubmit", f"its job is over ({record.raw})", suspect)
+
+
+def _may_return(record: JobRecord | None, node: str) -> bool:
+    """Slurm may run a task that was handed back on this node again, or does so already."""
+    if record is None or record.state in ("pending", "requeued", "completing"):
+        return True
+    return record.state == "running" and node in record.nodes

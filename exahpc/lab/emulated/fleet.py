@@ -148,8 +148,8 @@ class EmulatedAgent:
                 self._control.beat_soon()
             case events.Reconnect():
                 self._loop.call_soon(self._control.reconnect)
-            case events.Finish(_, reason, requeue):
-                self._control.send(AgentGone(reason, requeue))
+            case events.Finish(_, reason, requeue, suspect):
+                self._control.send(AgentGone(reason, requeue, suspect))
                 later(0.3, self.close)  # the message must leave
             case events.CloseIntake():
                 assert core.draining

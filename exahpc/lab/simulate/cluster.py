@@ -102,15 +102,12 @@ class Cluster:
         return job.id
 
     def requeue(self, job: Job, exclude: Iterable[str] = ()) -> None:
-        """Run it again, elsewhere."""
+        """Run it again, elsewhere. One that waits already is only kept off these nodes."""
+        job.exclude |= frozenset(exclude)
         if job.state == "RUNNING":
             self._watcher.job_killed(job)
             self._free(job)
-        if job.state in ("RUNNING", "PENDING"):
-            if job in self._pending:
-                self._pending.remove(job)
             job.restarts += 1
-            job.exclude |= frozenset(exclude)
             self._enqueue(job)
 
     def cancel(self, job: Job) -> None:

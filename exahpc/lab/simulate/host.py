@@ -181,7 +181,7 @@ class Host:
     def _finished(self, finish: events.Finish) -> None:
         if not self.alive:
             return
-        self._world.head.said(self.peer, AgentGone(finish.reason, finish.requeue))
+        self._world.head.said(self.peer, AgentGone(finish.reason, finish.requeue, finish.suspect))
         self.killed()
         self._world.ended(self, finish)
 

@@ -94,9 +94,31 @@ def test_restarts_wait_twice_as_long_each_time_and_then_the_task_is_handed_back(
     assert [type(action) for action in last] == [Lost, CloseIntake, Finish]
     finish = last[-1]
     assert isinstance(finish, Finish)
-    assert (finish.code, finish.requeue) == (75, True)
+    assert (finish.code, finish.requeue, finish.suspect) == (75, True, True)
     assert "recovery.restarts = 3" in finish.reason
     assert "exit code 1" in finish.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "suspect"),
+    [
+        (Order(DrainAgent(1, 0.0, "ill again", requeue=True)), None, True),
+        (Drain(0.0, "walltime", requeue=True), None, False),
+        (Drain(9.0, "walltime", requeue=True), Order(DrainAgent(1, 0.0, "ill again", requeue=True)), True),
+        (Order(DrainAgent(1, 9.0, "ill again", requeue=True)), Drain(0.0, "down", requeue=False), False),
+    ],
+)
+def test_a_task_that_is_to_run_again_says_whether_because_of_its_node(
+    first: Order | Drain, second: Order | Drain | None, suspect: bool
+) -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0.0)
+    core.handle(first, 1.0)
+    if second is not None:
+        core.handle(second, 2.0)
+    core.handle(Tick(), 3.0)
+    (finish,) = [a for a in core.handle(Ended(0, 1, "exit code 0", False), 4.0) if isinstance(a, Finish)]
+    assert finish.suspect is suspect
 
 
 def test_deaths_outside_the_window_do_not_count() -> None:

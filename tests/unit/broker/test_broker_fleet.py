@@ -180,9 +180,9 @@ def test_an_agent_that_knows_a_higher_epoch_ends_this_broker() -> None:
 def test_a_good_bye_takes_the_routes_and_no_hello_of_the_same_incarnation_brings_them_back() -> None:
     fleet = Fleet(deployment(), 1, 0.0)
     fleet.hello(b"p", hello(0), 0.0)
-    actions = fleet.gone(b"p", m.AgentGone("budget spent", True), 1.0)
+    actions = fleet.gone(b"p", m.AgentGone("budget spent", True, suspect=True), 1.0)
     view = of(Changed, actions)[0].view
-    assert (view.phase, view.handed_back, view.reason) == ("gone", True, "budget spent")
+    assert (view.phase, view.handed_back, view.suspect, view.reason) == ("gone", True, True, "budget spent")
     assert of(Down, actions)
     assert [type(action) for action in fleet.hello(b"q", hello(0), 2.0)] == [Ignored]
     assert routes(fleet) == {}
