@@ -8,7 +8,7 @@ rows it names lie fsynced in an agent's journal, where the next broker finds the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import assert_never
 import msgspec
 
 from exahpc.batch import usage
-from exahpc.batch.book import Book
 from exahpc.batch.commits import AnyEvent, Commit
 from exahpc.batch.intervals import count
 from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
 from exahpc.batch.salvage import EVERYTHING, Found, journal_prefix, journals, scan
 from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
+from exahpc.broker.release import Work
 from exahpc.broker.tally import Tally
 from exahpc.errors import BatchError
 from exahpc.wire.folder import write_atomic
@@ -100,28 +100,15 @@ class Batches:
             self._end(message.batch, entry, "cancelled")
         return BatchState(self._status(message.batch, entry))
 
-    @property
-    def rows(self) -> int:
-        """Rows of all batches that are to be run still."""
-        running = (entry.status for entry in self._batches.values() if entry.status.state == "running")
-        return sum(status.total - status.ok - status.failed for status in running)
-
-    @property
-    def waiting(self) -> int:
-        """Those of them that no agent has."""
-        return sum(book.waiting for book in self._books())
-
-    @property
-    def opening(self) -> bool:
-        """Whether there is a batch whose rows are not known yet."""
-        return any(entry.status.state == "opening" for entry in self._batches.values())
-
-    def holders(self) -> set[str]:
-        """Agents that have rows to run."""
-        return {lease.agent for book in self._books() for lease in book.leases.values()}
-
-    def _books(self) -> Iterator[Book]:
-        return (book for batch in self._batches if (book := self._leases.book(batch)) is not None)
+    def work(self) -> Work:
+        """What is to be done still, in all batches."""
+        books = [book for batch in self._batches if (book := self._leases.book(batch)) is not None]
+        return Work(
+            sum(book.rows - book.ok - book.failed for book in books),
+            sum(book.waiting for book in books),
+            self._opening(),
+            frozenset(lease.agent for book in books for lease in book.leases.values()),
+        )
 
     def status(self) -> list[BatchStatus]:
         return [self._status(batch, entry) for batch, entry in self._batches.items()]
@@ -151,7 +138,7 @@ class Batches:
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
         """An agent (re)connected with these leases in hand. Revokes to send to it."""
-        if self.opening:
+        if self._opening():
             self._hellos[agent] = tuple(leases)  # whose leases they are is not known yet
             return []
         self._perform(self._leases.hello(agent, leases, now), now)
@@ -170,7 +157,7 @@ class Batches:
             except Exception as error:  # a full disk, a spoilt folder, a defect: one batch must not end the broker
                 log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
                 self._end(batch, entry, "failed", str(error) or type(error).__name__)
-        if self._hellos and not self.opening:
+        if self._hellos and not self._opening():
             for agent, leases in self._hellos.items():
                 self._perform(self._leases.hello(agent, leases, now), now)
             self._hellos.clear()
@@ -190,6 +177,9 @@ class Batches:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside ---
+
+    def _opening(self) -> bool:
+        return any(entry.status.state == "opening" for entry in self._batches.values())
 
     def _for(self, agent: str) -> list[LeaseRevoke]:
         own = [message for to, message in self._revokes if to == agent]

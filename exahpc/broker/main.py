@@ -328,8 +328,12 @@ class Broker:
                         self._server.send(peer, revoke)
             now = self._now()
             self._act(self._fleet.tick(now))
-            self._policies.rows = self._batches.rows
+            self._batches.account = self._policies.account.spent
+            self._policies.work = self._batches.work()
             self._act(self._policies.tick(now))
+            if self._policies.over and not self._draining:
+                _log.warning("there was nothing to do for a while: the deployment ends (budget.release_idle)")
+                self._drain(0.0, now)
             if self._rebuilder is not None:
                 self._rebuilder.frozen = self._policies.account.exhausted
             if (spent := self._policies.account.tick(self._fleet.nodes, now)) is not None:

@@ -18,6 +18,7 @@ from exahpc.broker.health import Health
 from exahpc.broker.illness import HandBack, Order, Restart, Weigh
 from exahpc.broker.memory import Spent
 from exahpc.broker.moving import Task
+from exahpc.broker.release import Release, Work
 from exahpc.broker.rollout import Rollout
 from exahpc.broker.scaler import Change, Demand, PoolState, Scaler
 from exahpc.broker.values import AgentView, Decided, FleetAction
@@ -53,8 +54,9 @@ class Policies:
         """The deployment is taken down: no version is changed any more."""
         self.account = Account(deployment.budget.node_hours, spent, now)
         """Node-hours; whoever has the fleet's clock ticks it."""
-        self.rows = 0
-        """Batch rows that are not done."""
+        self.work = Work()
+        """Of batches."""
+        self._release = Release(deployment, now) if deployment.budget.release_idle else None
         self._scaler = Scaler(deployment)
         self._beats: dict[bytes, tuple[float, EntryBeat]] = {}
 
@@ -122,7 +124,7 @@ class Policies:
             sum(beat.outstanding for beat in beats),
             sum(beat.waiting for beat in beats),
             max((beat.oldest for beat in beats), default=0.0),
-            self.rows,
+            self.work.rows,
         )
 
     def _scale(self, demand: Demand, now: float) -> list[FleetAction]:
@@ -132,13 +134,21 @@ class Policies:
             for view in list(self._fleet.absent()):
                 if view.phase != "expected":
                     actions += self._fit([Change(view.key, False)], now)
+        changes: list[Change] = []
+        if self._release is not None:
+            views = ((view, replicas) for view, _, _, replicas in self._fleet.snapshot())
+            changes += self._release.tick(self.work, views, now, may_grow=may_grow)
         if self._scaler.used:
-            changes = self._scaler.tick(demand, self._states(), now, may_grow=may_grow)
-            if self.rollout.state.changing:  # it counts on the tasks that it has seen
-                changes = [change for change in changes if change.wake]
-            actions += self._fit(changes, now)
+            changes += self._scaler.tick(demand, self._states(), now, may_grow=may_grow)
             self._fleet.sleep(self._scaler.asleep)
-        return actions
+        if self.rollout.state.changing:  # it counts on the tasks that it has seen
+            changes = [change for change in changes if change.wake]
+        return actions + self._fit(changes, now)
+
+    @property
+    def over(self) -> bool:
+        """The deployment has done what it was brought up for, and should end."""
+        return self._release is not None and self._release.over
 
     def _states(self) -> dict[str, PoolState]:
         states = {pool.name: PoolState() for pool in self._deployment.pool}

@@ -109,3 +109,7 @@ class Budget(Frozen, frozen=True):
 
     node_hours: float | None = None
     """Node-hours after which no further node is asked for; default: no bound."""
+    release_idle: bool = False
+    """For deployments that only run batch files, as `exahpc batch run --model` makes them: a task that no batch
+    needs any more is ended and its nodes are given back, and after five minutes without any work the whole
+    deployment. Not together with `pool.scaling.least`."""

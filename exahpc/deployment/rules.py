@@ -227,6 +227,9 @@ def _scaling(at: str, pool: Pool, deployment: Deployment, problems: Problems) ->
     if least is not None and problems.clean(f"{at}.scaling.least", f"{at}.replicas") and least > pool.replicas:
         remedy = f"is more than replicas = {pool.replicas}, the most: lower it, or raise replicas"
         problems.add(f"{at}.scaling.least", least, remedy)
+    if least is not None and deployment.budget.release_idle:
+        remedy = "nodes cannot come and go by two rules: remove it, or budget.release_idle"
+        problems.add(f"{at}.scaling.least", least, remedy)
     holds_head = deployment.head.placement == "first-task" and pool is deployment.pool[0]
     if least == 0 and holds_head and problems.clean(f"{at}.scaling.least", "head.placement"):
         remedy = 'must be 1 or more: the head runs in this pool\'s first task (head.placement = "first-task")'

@@ -15,6 +15,7 @@ from exahpc.broker.journal import decode, encode
 from exahpc.broker.memory import Agent, AnyRecord, Memory, Spent
 from exahpc.broker.parking import Parking
 from exahpc.broker.policies import Policies
+from exahpc.broker.release import Work
 from exahpc.broker.values import Changed, FleetAction, Tell, Up
 from exahpc.deployment.policy import Budget, Scaling
 from exahpc.deployment.spec import Deployment, Model, Pool, Recovery
@@ -193,7 +194,7 @@ def test_requests_that_wait_long_bring_more_of_the_pool_that_is_full_only() -> N
 
 def test_rows_of_a_batch_wake_replicas_too() -> None:
     world = World(deployment(pool("a", 8))).sleeping()
-    world.policies.rows = 10
+    world.policies.work = Work(rows=10)
     world.tick()
     assert len(world.wanted()) == 3  # 10 rows of 256 tokens
 
