@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from exahpc.batch.book import Book
 from exahpc.batch.commits import AnyEvent, CommitWriter
-from exahpc.batch.intervals import ranges_of
-from exahpc.batch.plan import BAD, BatchPlan, Parts, same_input
+from exahpc.batch.plan import BatchPlan, Parts, same_inputs
 from exahpc.batch.salvage import Committed, Found, journals, scan
 from exahpc.batch.usage import node_hours
 from exahpc.errors import BatchError
@@ -40,8 +36,8 @@ def load(parts: Parts, batch: str, epoch: int) -> Opened:
     plan = parts.plan()
     if plan is None or plan.batch != batch:
         raise BatchError(f"{parts.path} does not hold batch {batch}: run `exahpc batch run` on the input again")
-    same_input(plan, Path(plan.input))
-    book, committed = Book(plan.rows, bad_rows(parts, plan)), Committed()
+    same_inputs(plan)
+    book, committed = Book(plan.rows, plan.bad_positions), Committed()
 
     def replay(event: AnyEvent) -> None:
         book.apply(event, 0.0)
@@ -50,11 +46,6 @@ def load(parts: Parts, batch: str, epoch: int) -> Opened:
     writer = CommitWriter(parts.commits, epoch, replay)
     found = scan(parts, {name: committed.gaps(name) for name in journals(parts)})
     return Opened(plan, book, writer, committed, found, node_hours(parts))
-
-
-def bad_rows(parts: Parts, plan: BatchPlan) -> list[tuple[int, int]]:
-    """Ranges of rows that are error records from the start."""
-    return ranges_of(np.flatnonzero(parts.load_index()["kind"] == BAD).tolist()) if plan.bad else []
 
 
 def close_late(loading: Future[Opened]) -> None:

@@ -202,9 +202,7 @@ class Results:
         attrs = self._file.attrs
         return BatchPlan(
             batch=self.batch,
-            input=str(attrs["input"]),
-            size=0,
-            mtime_ns=0,
+            inputs=(),
             digest=self.digest,
             rows=int(attrs["rows"]),
             bad=0,

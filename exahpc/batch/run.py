@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from exahpc.batch.client import Owner
-from exahpc.batch.plan import BatchPlan, Parts, digest_of, same_input
+from exahpc.batch.inputs.options import Inputs, find_inputs, refuse_output
+from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inputs
 from exahpc.batch.results import Results, Summary, write_results
 from exahpc.batch.segments import Roller
-from exahpc.batch.source import index_file
+from exahpc.batch.source import index_inputs
 from exahpc.errors import BatchError, LinkError
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
 
@@ -63,21 +62,23 @@ class Prepared:
 
 
 def prepare(
-    source: Path,
+    inputs: Inputs | Path,
     output: Path,
     *,
     served_name: str | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     progress: Progress = _quiet,
 ) -> Prepared:
-    """Validate `source` for `output`, or find what an earlier run of the same command left.
+    """Validate `inputs` for `output`, or find what an earlier run of the same command left.
 
-    served_name: the model's name, when known; rows that name another model are bad. skip_bad: bad rows become
+    served_name: the model's name, when known; rows that name another model are bad. skip_invalid: bad rows become
     error records. progress(bytes done, bytes in all). Raises BatchError with all bad lines, for another input
     than the one that `output` was begun with, and while another client works on `output`.
     """
+    if isinstance(inputs, Path):
+        inputs = find_inputs([inputs])
     with _told(output):
-        return _prepare(source, output.absolute(), served_name, skip_bad, progress)
+        return _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
 
 
 @contextmanager
@@ -90,12 +91,15 @@ def _told(output: Path) -> Iterator[None]:
         raise BatchError(f"{where} cannot be used: {error.strerror or error}") from error
 
 
-def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool, progress: Progress) -> Prepared:
+def _prepare(
+    inputs: Inputs, output: Path, served_name: str | None, skip_invalid: bool, progress: Progress
+) -> Prepared:
+    refuse_output(output, inputs.paths)
     if not output.parent.is_dir():
         raise BatchError(f"folder {output.parent} of the output does not exist: make it, or choose another output")
     parts = Parts.of(output)
     if output.exists():
-        return _finished(output, source, parts)
+        return _finished(output, inputs, parts)
     parts.create()
     owner = Owner(parts)
 
@@ -107,7 +111,7 @@ def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool
         plan = parts.plan()
         resumed = plan is not None
         if plan is not None:
-            plan = _moved(parts, plan, source)
+            plan = _moved(parts, plan, inputs)
             if served_name is not None and plan.model not in (None, served_name):
                 raise BatchError(
                     f"{parts.path} was begun for model {plan.model!r}, this deployment serves {served_name!r}: "
@@ -119,7 +123,7 @@ def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool
                     f"{parts.path} holds results but no manifest: remove it, or choose another output"
                 )
             batch = f"batch_{os.urandom(12).hex()}"
-            plan = index_file(source, parts, batch, model=served_name, skip_bad=skip_bad, progress=beat)
+            plan = index_inputs(inputs, parts, batch, model=served_name, skip_invalid=skip_invalid, progress=beat)
             parts.save(plan)
         return Prepared(plan, parts, output, owner, resumed)
     except BaseException:
@@ -127,16 +131,15 @@ def _prepare(source: Path, output: Path, served_name: str | None, skip_bad: bool
         raise
 
 
-def _moved(parts: Parts, plan: BatchPlan, source: Path) -> BatchPlan:
-    """The plan, with the place where its input lies now. Raises BatchError for another input."""
-    same_input(plan, source)
-    now = msgspec.structs.replace(plan, input=str(source.absolute()), mtime_ns=source.stat().st_mtime_ns)
+def _moved(parts: Parts, plan: BatchPlan, inputs: Inputs) -> BatchPlan:
+    """The plan, with the place where its inputs lie now. Raises BatchError for another input."""
+    now = same_inputs(plan, inputs)
     if now != plan:
         parts.save(now)
     return now
 
 
-def _finished(output: Path, source: Path, parts: Parts) -> Prepared:
+def _finished(output: Path, inputs: Inputs, parts: Parts) -> Prepared:
     """For an output that is complete already. Raises BatchError when it is something else."""
     try:
         results = Results(output)
@@ -145,8 +148,8 @@ def _finished(output: Path, source: Path, parts: Parts) -> Prepared:
     try:
         plan = parts.plan()
         if plan is not None and plan.batch == results.batch:
-            same_input(plan, source)
-        elif results.digest != digest_of(source):
+            same_inputs(plan, inputs)
+        elif results.digest != one_digest([digest_of(path) for path in inputs.paths]):
             raise BatchError(f"{output} holds the results of another batch: choose another output, or remove it")
         return Prepared(results.plan(), parts, output, None, True, results.summary())
     finally:

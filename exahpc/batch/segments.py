@@ -17,6 +17,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from msgspec.structs import replace
 
 from exahpc.batch import commits
 from exahpc.batch.columns import NUMBERS, Outcome, arrays
@@ -66,13 +67,17 @@ def pieces(parts: Parts, plan: BatchPlan, cursor: dict[int, int]) -> Iterator[Pi
 
 
 def locations(parts: Parts, piece: Piece) -> Iterator[tuple[int, Record]]:
-    """(byte, record) of each row that a piece commits. Raises BatchError when one cannot be read."""
+    """(byte, record) of each row that a piece commits; `record.row` is the row of the input, not the position.
+
+    Raises BatchError when one cannot be read.
+    """
+    order = parts.load_order()
     missing = Intervals(piece.rows) if piece.rows is not None else None
     reader: FrameReader[Record] = FrameReader(parts.journal_file(piece.journal), Record)
     try:
         for start, _, record in reader.exactly(piece.start, piece.end):
             if missing is None or missing.remove(record.row, record.row + 1):
-                yield start, record
+                yield start, record if order is None else replace(record, row=int(order[record.row]))
     finally:
         reader.close()
     if missing:

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from exahpc.batch.inputs.options import Inputs, find_inputs
 from exahpc.batch.journal import FrameWriter, Record, error_body
 from exahpc.batch.lines import LONGEST_LINE, Flaw, Row, id_bytes, parse_line
-from exahpc.batch.plan import BAD, INDEX, KINDS, SOURCE, BatchPlan, Parts
+from exahpc.batch.plan import BAD, INDEX, KINDS, SOURCE, BatchPlan, InputFile, Parts
 from exahpc.errors import BatchError
 
 _BOM = b"\xef\xbb\xbf"
@@ -41,17 +42,22 @@ class _Rejects:
         self._report = os.fdopen(os.open(parts.bad, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
         self._reasons: Counter[str] = Counter()
         self._shown: list[str] = []
-        self.count = 0
+        self.rows = array.array("I")
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
     def add(self, row: int, line: int, flaw: Flaw) -> None:
-        self.count += 1
+        position = self.count  # bad rows come first in run order
+        self.rows.append(row)
         if len(self._reasons) < 1000 or flaw.reason in self._reasons:
             self._reasons[flaw.reason] += 1
         if len(self._shown) < _SHOWN:
             self._shown.append(f"  line {line}: {flaw.reason}")
         self._report.write(msgspec.json.encode({"line": line, "reason": flaw.reason}) + b"\n")
         body = error_body(f"line {line}: {flaw.reason}", kind="invalid_request_error", code="bad_line")
-        record = Record(row, line, 400, id_bytes(flaw.custom_id), body, 0, 0, 0, 0, SOURCE)
+        record = Record(position, line, 400, id_bytes(flaw.custom_id), body, 0, 0, 0, 0, SOURCE)
         self._records.append([msgspec.msgpack.encode(record)])
 
     def close(self) -> int:
@@ -128,21 +134,22 @@ class _IndexFile:
         self._file.close()
 
 
-def index_file(
-    path: Path,
+def index_inputs(
+    inputs: Inputs,
     parts: Parts,
     batch: str,
     *,
     model: str | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> BatchPlan:
-    """Validate `path` and write index, error records and report into `parts`; the manifest is the caller's.
+    """Validate all inputs and write index, error records and report into `parts`; the manifest is the caller's.
 
-    model: the served name, when known: a row that names another is bad. skip_bad: go on with the good rows;
+    model: the served name, when known: a row that names another is bad. skip_invalid: go on with the good rows;
     each bad one becomes an error record. progress(bytes done, bytes in all) is called about every 16k rows.
-    Raises BatchError naming every bad line (the first 50, and the file with all) unless skip_bad.
+    Raises BatchError naming every bad line (the first 50, and the file with all) unless skip_invalid.
     """
+    (path,) = inputs.paths
     hashes = array.array("q")
     digest = hashlib.sha256()
     rejects = _Rejects(parts)
@@ -174,19 +181,32 @@ def index_file(
     progress(before.st_size, before.st_size)
     _find_duplicates(path, parts, np.frombuffer(hashes, np.int64), rejects)
     source_end = rejects.close()
-    if rejects.count and not skip_bad:
+    _write_order(parts, index.rows, rejects.rows)
+    if rejects.count and not skip_invalid:
         raise BatchError(rejects.story(path, index.rows))
+    file_of = InputFile(str(path), before.st_size, before.st_mtime_ns, digest.hexdigest(), index.rows)
     return BatchPlan(
         batch=batch,
-        input=str(path.absolute()),
-        size=before.st_size,
-        mtime_ns=before.st_mtime_ns,
+        inputs=(file_of,),
         digest=digest.hexdigest(),
         rows=index.rows,
         bad=rejects.count,
         source_end=source_end,
         model=model,
+        options=inputs.options,
     )
+
+
+def _write_order(parts: Parts, rows: int, bad: array.array[int]) -> None:
+    parts.order.unlink(missing_ok=True)
+    if bad:
+        good = np.setdiff1d(np.arange(rows, dtype=np.uint32), np.array(bad, np.uint32))
+        np.save(parts.order, np.concatenate([np.array(bad, np.uint32), good]))
+
+
+def index_file(path: Path, parts: Parts, batch: str, *, model: str | None = None) -> BatchPlan:
+    """`index_inputs` of one file of OpenAI batch lines."""
+    return index_inputs(find_inputs([path]), parts, batch, model=model)
 
 
 def _find_duplicates(path: Path, parts: Parts, hashes: npt.NDArray[np.int64], rejects: _Rejects) -> None:

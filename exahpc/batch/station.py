@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from exahpc.batch.journal import FrameWriter, Record
+from exahpc.batch.journal import JOURNAL_BYTES, FrameWriter, Record, create_journal
 from exahpc.batch.lines import Flaw, id_bytes, parse_line
 from exahpc.batch.plan import BAD, Parts
 from exahpc.errors import BatchError
@@ -46,8 +46,8 @@ class Station:
         if plan is None or plan.batch != batch:
             raise BatchError(f"{parts.path} does not hold batch {batch}")
         self._parts, self._name, self._plan = parts, name, plan
-        self._index = parts.load_index()
-        self._input = os.open(plan.input, os.O_RDONLY)
+        self._index, self._order = parts.load_index(), parts.load_order()
+        self._input = os.open(plan.inputs[0].path, os.O_RDONLY)
         self._journal: FrameWriter | None = None
 
     def read(self, first: int, last: int, most_bytes: int) -> tuple[int, list[Task | Unreadable]]:
@@ -58,7 +58,7 @@ class Station:
         found: list[Task | Unreadable] = []
         row, left = first, most_bytes
         while row < last and (left > 0 or not found):
-            entry = self._index[row]
+            entry = self._index[row if self._order is None else self._order[row]]
             length, line = int(entry["length"]), int(entry["line"])
             if entry["kind"] != BAD:
                 left -= length
@@ -70,14 +70,23 @@ class Station:
         data = os.pread(self._input, length, offset)
         parsed = parse_line(data) if zlib.crc32(data) == crc else Flaw("")
         if isinstance(parsed, Flaw):
-            return Unreadable(row, line, f"line {line} of {self._plan.input} changed after the batch began")
-        seed = self._plan.seed(row) if parsed.seed is None else parsed.seed
+            return Unreadable(
+                row, line, f"line {line} of {self._plan.inputs[0].path} changed after the batch began"
+            )
+        seed = (
+            self._plan.seed(row if self._order is None else int(self._order[row]))
+            if parsed.seed is None
+            else parsed.seed
+        )
         return Task(row, line, id_bytes(parsed.custom_id), parsed.kind, parsed.body, seed)
 
     def write(self, groups: Sequence[Sequence[Record]]) -> list[tuple[str, int, int]]:
         """Make records durable: (journal, start, end) of each group. Raises OSError: nothing counts, try again."""
+        if self._journal is not None and self._journal.end >= JOURNAL_BYTES:
+            self._journal.close()
+            self._journal = None
         if self._journal is None:
-            self._journal = self._create()
+            self._journal = create_journal(self._parts.journal, self._name, self._plan.batch)
         encode = msgspec.msgpack.encode
         name = self._journal.path.name
         try:
@@ -89,14 +98,6 @@ class Station:
             self._journal = None
             raise
         return places
-
-    def _create(self) -> FrameWriter:
-        number = 1
-        while True:
-            try:
-                return FrameWriter(self._parts.journal_file(f"{self._name}-{number}"))
-            except FileExistsError:
-                number += 1
 
     def close(self) -> None:
         os.close(self._input)

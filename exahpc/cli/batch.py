@@ -20,15 +20,16 @@ from rich.progress import (
 
 from exahpc.batch import export as exporting
 from exahpc.batch import run as running
+from exahpc.batch.inputs.options import Inputs
 from exahpc.batch.plan import Parts
 from exahpc.batch.results import Summary
 from exahpc.cli.common import json_text, notes, opened
+from exahpc.cli.inputs import takes_inputs
 from exahpc.errors import BatchError, LinkError
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
 from exahpc.wire.link import ask
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -38,11 +39,11 @@ def batch() -> None:
 
 
 @batch.command()
-@click.argument("source", metavar="INPUT", type=_FILE)
+@takes_inputs
 @click.option("--deployment", "name", required=True, help="The deployment that runs it.")
 @click.option("-o", "--output", required=True, type=_OUTPUT, help="Results file (HDF5) to make.")
-@click.option("--skip-bad", is_flag=True, help="Bad lines become error records instead of stopping the batch.")
-def run(source: Path, name: str, output: Path, skip_bad: bool) -> None:
+@click.option("--skip-invalid", is_flag=True, help="Bad rows become error records instead of stopping the batch.")
+def run(inputs: Inputs, name: str, output: Path, skip_invalid: bool) -> None:
     """Run the requests of INPUT and write all answers, in input order, to OUTPUT.
 
     All lines are checked first. After any interruption the same command goes on with the missing rows. INPUT and
@@ -53,7 +54,7 @@ def run(source: Path, name: str, output: Path, skip_bad: bool) -> None:
     folder, deployment = opened(name)
     with _bar("checking the input") as told:
         prepared = running.prepare(
-            source, output, served_name=deployment.served_name, skip_bad=skip_bad, progress=told
+            inputs, output, served_name=deployment.served_name, skip_invalid=skip_invalid, progress=told
         )
     try:
         if prepared.resumed:

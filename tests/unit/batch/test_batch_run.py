@@ -73,7 +73,7 @@ def test_outputs_that_cannot_be_are_refused_with_a_remedy(tmp_path: Path) -> Non
     source = write(tmp_path / "in.jsonl", "a")
     with pytest.raises(BatchError, match="make it, or choose another output"):
         prepare(source, tmp_path / "none" / "out.h5")
-    with pytest.raises(BatchError, match="is not a results file: choose another output"):
+    with pytest.raises(BatchError, match="is the input"):
         prepare(source, source)
     with pytest.raises(BatchError, match="cannot be read"):
         prepare(tmp_path / "none.jsonl", tmp_path / "out.h5")

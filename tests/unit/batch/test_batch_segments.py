@@ -36,7 +36,7 @@ def make(tmp_path: Path, rows: int = ROWS, commit: int | None = None) -> tuple[P
     """A folder whose rows (of which `commit` are committed) lie in random order in two journals."""
     parts = Parts(tmp_path / "o.h5.parts")
     parts.create()
-    plan = BatchPlan("batch_x", "/in", 1, 1, "d", rows, 0, 8, "m")
+    plan = BatchPlan("batch_x", (), "d", rows, 0, 8, "m")
     parts.save(plan)
     writer = CommitWriter(parts.commits, 1, lambda event: None)
     journals = [FrameWriter(parts.journal_file(f"a-{i}-1")) for i in range(2)]

@@ -10,8 +10,9 @@ import pytest
 
 from exahpc.batch.journal import FrameReader, Record
 from exahpc.batch.lines import LONGEST_LINE, Flaw, Row, parse_line
-from exahpc.batch.plan import BAD, SOURCE, BatchPlan, Parts, same_input
-from exahpc.batch.source import index_file
+from exahpc.batch.inputs.options import find_inputs
+from exahpc.batch.plan import BAD, SOURCE, BatchPlan, Parts, same_inputs
+from exahpc.batch.source import index_inputs
 from exahpc.errors import BatchError
 
 
@@ -31,7 +32,7 @@ def index(tmp_path: Path, data: bytes, **options: Any) -> tuple[BatchPlan, Parts
     source.write_bytes(data)
     parts = Parts.of(tmp_path / "out.h5")
     parts.create()
-    return index_file(source, parts, "b1", **options), parts
+    return index_inputs(find_inputs([source]), parts, "b1", **options), parts
 
 
 def kinds(parts: Parts) -> list[int]:
@@ -40,7 +41,7 @@ def kinds(parts: Parts) -> list[int]:
 
 def records(plan: BatchPlan, parts: Parts) -> dict[int, Record]:
     reader: FrameReader[Record] = FrameReader(parts.journal_file(SOURCE), Record)
-    return {record.row: record for _, _, record in reader.frames(end=plan.source_end)}
+    return {int(parts.rows_of(record.row)): record for _, _, record in reader.frames(end=plan.source_end)}
 
 
 @pytest.mark.case("B07")
@@ -125,14 +126,16 @@ def test_lines_around_a_bad_one_are_read_and_each_bad_one_is_told_once(
     with pytest.raises(BatchError) as caught:
         index(tmp_path, b"\n".join(lines))
     assert {number for number in range(1, 9) if f"line {number}: " in str(caught.value)} == bad
-    plan, parts = index(tmp_path, b"\n".join(lines), skip_bad=True)
+    plan, parts = index(tmp_path, b"\n".join(lines), skip_invalid=True)
     assert {record.line for record in records(plan, parts).values()} == bad
     good = [entry for entry in parts.load_index() if entry["kind"] != BAD]
     assert [int(entry["line"]) for entry in good] == [1, len(lines)]
 
 
 def test_skipped_bad_lines_become_error_records_with_their_line_number(tmp_path: Path) -> None:
-    plan, parts = index(tmp_path, line("a") + b"\n[1]\n" + line("b") + b"\n" + line("x", url="/v2"), skip_bad=True)
+    plan, parts = index(
+        tmp_path, line("a") + b"\n[1]\n" + line("b") + b"\n" + line("x", url="/v2"), skip_invalid=True
+    )
     assert kinds(parts) == [0, BAD, 0, BAD]
     found = records(plan, parts)
     assert sorted(found) == [1, 3]
@@ -152,13 +155,13 @@ def test_a_repeated_custom_id_is_rejected_naming_both_lines(
     lines[again - 1] = line(f"r{first}")
     with pytest.raises(BatchError, match=f"'r{first}' on line {again} was used before, on line {first}"):
         index(tmp_path, b"\n".join(lines))
-    plan, parts = index(tmp_path, b"\n".join(lines), skip_bad=True)
+    plan, parts = index(tmp_path, b"\n".join(lines), skip_invalid=True)
     assert [row for row, kind in enumerate(kinds(parts)) if kind == BAD] == [again - 1]
     assert list(records(plan, parts)) == [again - 1]
 
 
 def test_a_row_is_rejected_once_even_when_it_is_bad_in_two_ways(tmp_path: Path) -> None:
-    plan, parts = index(tmp_path, line("a") + b"\n" + line("a", method=...) + b"\n" + line("a"), skip_bad=True)
+    plan, parts = index(tmp_path, line("a") + b"\n" + line("a", method=...) + b"\n" + line("a"), skip_invalid=True)
     assert plan.bad == 2
     assert sorted(records(plan, parts)) == [1, 2]
 
@@ -195,7 +198,7 @@ def test_a_body_is_passed_on_byte_by_byte(url: str, field: str) -> None:
 
 def test_an_over_long_line_is_one_bad_line(tmp_path: Path) -> None:
     long = b'{"custom_id": "' + b"\r" * (LONGEST_LINE + 5) + b'"}'
-    _, parts = index(tmp_path, line("a") + b"\n" + long + b"\n" + line("b"), skip_bad=True)
+    _, parts = index(tmp_path, line("a") + b"\n" + long + b"\n" + line("b"), skip_invalid=True)
     assert kinds(parts) == [0, BAD, 0]
 
 
@@ -217,7 +220,7 @@ def test_a_batch_refuses_another_input_but_not_a_touched_one(tmp_path: Path) -> 
     plan, _ = index(tmp_path, line("a"))
     source = tmp_path / "in.jsonl"
     source.write_bytes(line("a"))  # same bytes, new time
-    same_input(plan, source)
+    same_inputs(plan, find_inputs([source]))
     source.write_bytes(line("b"))
     with pytest.raises(BatchError, match="is not the file that this batch began with"):
-        same_input(plan, source)
+        same_inputs(plan, find_inputs([source]))

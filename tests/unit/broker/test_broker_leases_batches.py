@@ -318,7 +318,7 @@ def test_a_batch_whose_folder_was_removed_fails(world: World, tmp_path: Path) ->
 
 def test_a_batch_whose_rows_all_fail_says_so(world: World, tmp_path: Path) -> None:
     source = write_input(tmp_path / "in.jsonl", 9)
-    prepared = prepare(source, tmp_path / "out.h5", served_name="other", skip_bad=True)
+    prepared = prepare(source, tmp_path / "out.h5", served_name="other", skip_invalid=True)
     summary = world.drive(prepared)
     assert (summary.ok, summary.failed, summary.exit_code) == (0, 9, 4)
     assert summary.commonest_error == "9 times: model 'm' is not served here: this deployment serves 'other'"
@@ -329,7 +329,7 @@ def test_good_rows_are_answered_beside_bad_lines(world: World, tmp_path: Path) -
     source = write_input(tmp_path / "in.jsonl", 3)
     source.write_bytes(source.read_bytes() + b'[1]\n{"custom_id": "\\ud800", "body": 1}\n')
     world.start_agent("a/0")
-    summary = world.drive(prepare(source, tmp_path / "out.h5", skip_bad=True))
+    summary = world.drive(prepare(source, tmp_path / "out.h5", skip_invalid=True))
     lines = exported(tmp_path / "out.h5")
     assert (summary.ok, summary.failed) == (3, 2)
     assert [line["custom_id"] for line in lines] == ["r0", "r1", "r2", None, "\ud800"]
