@@ -111,7 +111,7 @@ class Site:
 
     def end(self) -> None:
         if self.process is not None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
             self.process.wait(30)
 
 
