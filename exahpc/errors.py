@@ -56,5 +56,17 @@ class BatchError(ExahpcError):
     """A batch file or its results cannot be used as asked."""
 
 
+class BatchBusy(BatchError):
+    """Another process works on this output."""
+
+    exit_code = 5
+
+
+class BatchCancelled(BatchError):
+    """Somebody cancelled the batch."""
+
+    exit_code = 6
+
+
 class StateError(ExahpcError):
     """An illegal transition: a defect of ours. The message tells the object's story."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from exahpc.batch.plan import Parts
-from exahpc.errors import BatchError
+from exahpc.errors import BatchBusy
 from exahpc.wire.folder import write_atomic
 
 STALE_SECONDS = 60.0
@@ -46,13 +46,13 @@ class Owner:
     """Holds the folder while it lives: call `beat` at least every few seconds, `release` at the end."""
 
     def __init__(self, parts: Parts) -> None:
-        """Raises BatchError while another client works on this output."""
+        """Raises BatchBusy while another client works on this output."""
         self._folder = parts.clients
         newest = _newest(self._folder)
         if newest and not self._free(newest):
             claim = self._read(newest)
             who = f"process {claim.pid} on {claim.host}" if claim else "it has just begun"
-            raise BatchError(
+            raise BatchBusy(
                 f"another `exahpc batch run` works on {parts.path} ({who}): wait for it, or end it "
                 f"and try again after {STALE_SECONDS:g} s"
             )
@@ -60,7 +60,7 @@ class Owner:
         try:
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            raise BatchError(f"another `exahpc batch run` has just begun on {parts.path}") from None
+            raise BatchBusy(f"another `exahpc batch run` has just begun on {parts.path}") from None
         self._write(Claim(socket.gethostname(), os.getpid()))
 
     @property
@@ -93,9 +93,9 @@ class Owner:
         return now
 
     def beat(self) -> None:
-        """Say that this client lives. Raises BatchError when it was replaced."""
+        """Say that this client lives. Raises BatchBusy when it was replaced."""
         if _newest(self._folder) != self.number:
-            raise BatchError(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
+            raise BatchBusy(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
         os.utime(self._path)
 
     def release(self) -> None:

@@ -1,41 +1,48 @@
-"""results.h5: all rows of a batch in input order, in one file that plain h5py reads.
-
-Columns as in `columns` (compressed); attributes: format, version, batch, rows, ok, failed, model, input,
-input_sha256, exahpc. Row i is `bytes(response/data[offsets[i]:offsets[i+1]])`; it succeeded when status[i] is 200.
-"""
+"""results.h5: the rows of a batch in input order, in one file that plain h5py and h5dump read (see `schema`)."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import h5py
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from exahpc.batch.columns import Outcome, Packer, unpack
-from exahpc.batch.journal import FrameReader, Record, sync_directory
+from exahpc.batch.answers import NO_ANSWER, answer_of
+from exahpc.batch.columns import OUTCOMES, ROW, Block, Ragged, ends
+from exahpc.batch.gather import Gathered
+from exahpc.batch.journal import sync_directory
 from exahpc.batch.plan import BatchPlan, Parts
-from exahpc.batch.segments import Segment, locations, numbers, pieces
+from exahpc.batch.reasons import Reasons, reason_of
+from exahpc.batch.schema import COLUMNS, FORMAT, RAGGED, VERSION
+from exahpc.batch.segments import write_replicas
+from exahpc.batch.space import Sink, refusal
 from exahpc.errors import BatchError
 
-FORMAT, VERSION = "exahpc.batch.results", 1
-_BLOCK_ROWS, _BLOCK_BYTES = 8192, 64 * 2**20
+_CHUNK_BYTES = 256 * 1024
+_READ_ROWS, _READ_BYTES = 16_384, 64 * 2**20
+_TIMES = ("queued", "started", "first_token", "ended")
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a batch ended. commonest_error: of the failed rows; path: the results file."""
+    """How a batch ended. failed: with those that were skipped; commonest_error: of the failed rows; path: the
+    results file."""
 
     total: int
     ok: int
     failed: int
     commonest_error: str | None
     path: Path
+    skipped: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -45,178 +52,264 @@ class Summary:
         return 3 if self.ok else 4
 
 
-class Gathered:
-    """Everything that is committed in a `.parts` folder, by row: segments first, then what is not rolled yet."""
-
-    def __init__(self, parts: Parts, plan: BatchPlan) -> None:
-        self.rows = plan.rows
-        self._source = np.full(plan.rows, -1, np.int32)
-        """Per row: number of a segment, beyond those of a journal, or -1."""
-        self._place = np.zeros(plan.rows, np.int64)
-        """Per row: position in its segment, or byte in its journal."""
-        self._segments = [Segment(parts, number) for number in numbers(parts)]
-        for number, segment in enumerate(self._segments):
-            rows = segment.columns["row"].astype(np.int64)
-            self._source[rows], self._place[rows] = number, np.arange(len(rows))
-        self._journals: list[FrameReader[Record]] = []
-        names: dict[str, int] = {}
-        for piece in pieces(parts, plan, self._segments[-1].cursor if self._segments else {}):
-            if piece.journal not in names:
-                names[piece.journal] = len(self._segments) + len(self._journals)
-                self._journals.append(FrameReader(parts.journal_file(piece.journal), Record))
-            for place, record in locations(parts, piece):
-                if self._source[record.row] < 0:
-                    self._source[record.row], self._place[record.row] = names[piece.journal], place
-
-    @property
-    def missing(self) -> int:
-        """Rows that are not committed."""
-        return int((self._source < 0).sum())
-
-    def outcomes(self) -> Iterator[Outcome]:
-        """Committed rows in input order."""
-        for row in np.flatnonzero(self._source >= 0):
-            source, place = int(self._source[row]), int(self._place[row])
-            if source < len(self._segments):
-                yield self._segments[source].outcome(place)
-            else:
-                yield Outcome.of(self._journals[source - len(self._segments)].one(place))
-
-    def close(self) -> None:
-        for segment in self._segments:
-            segment.close()
-        for journal in self._journals:
-            journal.close()
-
-
 class Tally:
-    """Counts outcomes and remembers what went wrong most often."""
+    """Counts rows by outcome and remembers what went wrong most often."""
 
     def __init__(self) -> None:
-        self.ok = self.failed = 0
-        self._reasons: Counter[str] = Counter()
+        self._counts = np.zeros(len(OUTCOMES), np.int64)
+        self._reasons = Reasons()
 
-    def add(self, outcome: Outcome) -> None:
-        if outcome.ok:
-            self.ok += 1
-            return
-        self.failed += 1
-        reason = error_of(outcome)["message"] or f"status {outcome.status}"
-        reason = str(reason).removeprefix(f"line {outcome.line}: ")  # alike apart from where
-        if len(self._reasons) < 10_000 or reason in self._reasons:
-            self._reasons[reason] += 1
+    def add(self, block: Block) -> None:
+        """block: with its responses."""
+        self._counts += np.bincount(block.numbers["outcome"], minlength=len(OUTCOMES))
+        failed = np.flatnonzero(block.numbers["outcome"])
+        if len(failed):
+            bad = block.numbers[failed]
+            bodies = block.texts["response"].take(failed).pieces()
+            for body, status, line in zip(bodies, bad["status"].tolist(), bad["line"].tolist(), strict=True):
+                self._reasons.add(reason_of(body, status).removeprefix(f"line {line}: "))  # alike apart from where
 
     @property
     def commonest(self) -> str | None:
         """ "7 times: reason", or None without failures."""
-        if not self._reasons:
-            return None
-        reason, times = self._reasons.most_common(1)[0]
-        return f"{times} times: {reason}" if times > 1 else reason
+        for reason, times in self._reasons.most(1):
+            return f"{times} times: {reason}" if times > 1 else reason
+        return None
 
     def summary(self, path: Path) -> Summary:
-        return Summary(self.ok + self.failed, self.ok, self.failed, self.commonest, path)
-
-
-def error_of(outcome: Outcome) -> dict[str, object]:
-    """OpenAI's error fields of a failed row: message, type, param, code; whatever the body was."""
-    fields: dict[str, object] = {"message": None, "type": None, "param": None, "code": None}
-    try:
-        body = msgspec.json.decode(outcome.body)
-        found = body["error"]
-        fields.update({name: found.get(name) for name in fields})
-    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError):
-        fields["message"] = outcome.body[:500].decode("utf-8", "replace")
-    return fields
+        ok, failed, skipped = map(int, self._counts)
+        return Summary(ok + failed + skipped, ok, failed + skipped, self.commonest, path, skipped)
 
 
 def write_results(
-    path: Path, parts: Parts, plan: BatchPlan, progress: Callable[[int, int], None] = lambda done, total: None
+    path: Path,
+    parts: Parts,
+    plan: BatchPlan,
+    progress: Progress = lambda done, total: None,
+    *,
+    partial: bool = False,
 ) -> Summary:
-    """Compact all rows into `path`: written beside, fsynced, renamed. Raises BatchError while rows are missing."""
-    gathered = Gathered(parts, plan)
+    """Compact all rows into `path`: written beside, fsynced, renamed.
+
+    partial: only the rows that are done. Raises BatchError while rows are missing unless partial; NoRoomError
+    when the disk is full, without a trace of the attempt.
+    """
+    for old in path.parent.glob(f".{path.name}.*.tmp"):
+        old.unlink(missing_ok=True)  # of a process that was killed
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if gathered.missing:
-            raise BatchError(
-                f"{gathered.missing} of {plan.rows} rows are not done: run the batch again to finish it, or "
-                f"export {parts.path} as it is"
-            )
-        os.close(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
-        tally = Tally()
-        with h5py.File(temporary, "w", locking=False) as file:
-            packer = Packer(file, plan.rows)
-            block: list[Outcome] = []
-            size = 0
-            for outcome in gathered.outcomes():
-                tally.add(outcome)
-                block.append(outcome)
-                size += len(outcome.body)
-                if len(block) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
-                    packer.add(block)
-                    progress(outcome.row + 1, plan.rows)
-                    block, size = [], 0
-            packer.add(block)
-            progress(plan.rows, plan.rows)
-            attributes = {
-                "format": FORMAT, "version": VERSION, "batch": plan.batch, "rows": plan.rows, "ok": tally.ok,
-                "failed": tally.failed, "model": plan.model or "", "input": plan.input,
-                "input_sha256": plan.digest, "exahpc": version("exahpc"), "commonest_error": tally.commonest or "",
-            }  # fmt: skip
-            for name, value in attributes.items():
-                file.attrs[name] = value
-        with open(temporary, "rb") as done:
-            os.fsync(done.fileno())
+        with Gathered(parts, plan) as gathered:
+            if gathered.missing and not partial:
+                raise BatchError(
+                    f"{gathered.missing} of {plan.rows} rows are not done: run the batch again to finish it, or "
+                    f"export {parts.path} as it is"
+                )
+            summary = _write(temporary, path, gathered, plan, progress)
         os.replace(temporary, path)
         sync_directory(path.parent)
-        return tally.summary(path)
+        return summary
+    except OSError as error:
+        raise refusal(error, path) from error
     finally:
-        gathered.close()
         temporary.unlink(missing_ok=True)
 
 
+def _write(temporary: Path, path: Path, gathered: Gathered, plan: BatchPlan, progress: Progress) -> Summary:
+    tally, sink = Tally(), Sink(temporary)
+    try:
+        with h5py.File(sink, "w") as file:
+            writer = _Writer(file)
+            for block in gathered.blocks():
+                tally.add(block)
+                writer.add(block, plan.files_of(block.numbers["row"]))
+                sink.check()
+                progress(int(block.numbers["row"][-1]) + 1, plan.rows)
+            writer.close()
+            write_replicas(file, gathered.replicas)
+            _write_inputs(file, plan)
+            summary = tally.summary(path)
+            file.attrs.update(
+                format=FORMAT, version=VERSION, batch=plan.batch, rows=summary.total, missing=gathered.missing,
+                ok=summary.ok, failed=summary.failed, skipped=summary.skipped,
+                commonest_error=summary.commonest_error or "", model=plan.model or "", input=plan.input,
+                input_sha256=plan.digest, exahpc=version("exahpc"),
+            )  # fmt: skip
+    finally:
+        sink.close()
+    progress(plan.rows, plan.rows)
+    return summary
+
+
+def _write_inputs(file: Any, plan: BatchPlan) -> None:
+    text = h5py.string_dtype()
+    for name in ("path", "digest"):
+        file.create_dataset(f"inputs/{name}", data=[getattr(one, name) for one in plan.inputs], dtype=text)
+
+
+class _Growing:
+    """A dataset that grows by whole chunks: compressed, with a checksum for each."""
+
+    def __init__(self, file: Any, name: str, kind: Any, unit: str, about: str) -> None:
+        size = np.dtype(kind).itemsize
+        self._chunk = _CHUNK_BYTES // size
+        self._set = file.create_dataset(
+            name, (0,), kind, maxshape=(None,), chunks=(self._chunk,), compression="gzip", compression_opts=1,
+            shuffle=size > 1, fletcher32=True,
+        )  # fmt: skip
+        self._set.attrs["about"] = about
+        if unit:
+            self._set.attrs["unit"] = unit
+        self._waiting: list[npt.NDArray[Any]] = []
+        self._count = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        self._waiting.append(values)
+        self._count += len(values)
+        if self._count >= self._chunk:
+            self._put(self._count - self._count % self._chunk)
+
+    def _put(self, count: int) -> None:
+        values = np.concatenate(self._waiting)
+        at = self._set.shape[0]
+        self._set.resize((at + count,))
+        self._set[at:] = values[:count]
+        self._waiting, self._count = [values[count:].copy()], len(values) - count
+
+    def close(self) -> None:
+        if self._count:
+            self._put(self._count)
+
+
+class _Writer:
+    """Appends blocks of rows to the datasets of `schema`."""
+
+    def __init__(self, file: Any) -> None:
+        self._columns = {name: _Growing(file, name, *column) for name, column in COLUMNS.items()}
+        self._data = {name: _Growing(file, f"{name}/data", *column) for name, column in RAGGED.items()}
+        self._offsets = {
+            name: _Growing(
+                file, f"{name}/offsets", "<u8", "", "where each begins in data, and the end of the last"
+            )
+            for name in RAGGED
+        }
+        self._ends = dict.fromkeys(RAGGED, 0)
+        for offsets in self._offsets.values():
+            offsets.add(np.zeros(1, "<u8"))
+
+    def add(self, block: Block, files: npt.NDArray[np.intp]) -> None:
+        numbers, count = block.numbers, len(block)
+        good = (numbers["outcome"] == 0).tolist()
+        bodies = block.texts["response"].pieces()
+        answers = [answer_of(body) if ok else NO_ANSWER for body, ok in zip(bodies, good, strict=True)]
+        made = {
+            "file": files, "custom_id/present": numbers["named"],
+            "finish_reason": np.array([answer.reason for answer in answers], "u1"),
+            **{f"time/{name}": numbers[name] for name in _TIMES},
+        }  # fmt: skip
+        for name, column in self._columns.items():
+            column.add(made[name] if name in made else numbers[name])
+        rated = [answer.logprobs for answer in answers]
+        texts = {
+            **block.texts,
+            "text": Ragged.of([answer.text for answer in answers]),
+            "logprobs": Ragged(
+                np.array([value for values in rated for value in values], "<f4"), ends(map(len, rated), count)
+            ),
+        }
+        for name, text in texts.items():
+            self._data[name].add(text.data)
+            self._offsets[name].add(text.offsets[1:] + self._ends[name])
+            self._ends[name] += int(text.offsets[-1])
+
+    def close(self) -> None:
+        for growing in (*self._columns.values(), *self._data.values(), *self._offsets.values()):
+            growing.close()
+
+
 class Results:
-    """A results file, opened for reading. Raises BatchError when `path` is none."""
+    """A results file, opened for reading. Raises BatchError when `path` is none, is truncated or damaged."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._file = h5py.File(path, "r", locking=False)
         except OSError as error:
-            raise BatchError(f"{path} cannot be read as HDF5: {error}") from error
-        if self._file.attrs.get("format") != FORMAT or self._file.attrs.get("version") != VERSION:
+            raise BatchError(f"{path} cannot be read as HDF5, or is not whole: {error}") from error
+        found = self._file.attrs.get("format"), self._file.attrs.get("version")
+        if found != (FORMAT, VERSION):
             self._file.close()
             raise BatchError(f"{path} is not a results file of this version of exahpc")
-        self.path = path
+        rows = self._attribute("rows")
+        for name in (*COLUMNS, *(f"{name}/offsets" for name in RAGGED)):
+            there = name in self._file and self._file[name].shape[0] - name.endswith("/offsets")
+            if there is False or there != rows:
+                self._file.close()
+                raise BatchError(f"{path} is damaged: dataset {name} is not there for all of its {rows} rows")
+
+    def _attribute(self, name: str) -> Any:
+        value = self._file.attrs[name]
+        return value.item() if isinstance(value, np.generic) else value
 
     @property
     def batch(self) -> str:
-        return str(self._file.attrs["batch"])
+        return str(self._attribute("batch"))
 
     @property
     def digest(self) -> str:
         """SHA-256 of the input."""
-        return str(self._file.attrs["input_sha256"])
+        return str(self._attribute("input_sha256"))
+
+    @property
+    def inputs(self) -> list[str]:
+        """Paths of the inputs."""
+        return list(self._file["inputs/path"].asstr()[:])
 
     def plan(self) -> BatchPlan:
         """As much of the plan as a results file remembers."""
-        attrs = self._file.attrs
         return BatchPlan(
-            batch=self.batch,
-            inputs=(),
-            digest=self.digest,
-            rows=int(attrs["rows"]),
-            bad=0,
-            source_end=0,
-            model=str(attrs["model"]) or None,
-        )
+            batch=self.batch, inputs=(), digest=self.digest, rows=self._attribute("rows"), bad=0, source_end=0,
+            model=self._attribute("model") or None,
+        )  # fmt: skip
 
     def summary(self) -> Summary:
-        attrs = self._file.attrs
-        commonest = str(attrs["commonest_error"]) or None
-        return Summary(int(attrs["rows"]), int(attrs["ok"]), int(attrs["failed"]), commonest, self.path)
+        rows, ok, failed, skipped = map(self._attribute, ("rows", "ok", "failed", "skipped"))
+        return Summary(rows, ok, failed, self._attribute("commonest_error") or None, self.path, skipped)
 
-    def outcomes(self) -> Iterator[Outcome]:
-        return unpack(self._file, int(self._file.attrs["rows"]))
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A dataset with a value a row, whole."""
+        values: npt.NDArray[Any] = self._file[name][:]
+        return values
+
+    def blocks(
+        self, texts: Sequence[str], numbers: Sequence[str] = ("row", "line", "status", "outcome")
+    ) -> Iterator[Block]:
+        """All rows, in order, with only these texts and numbers; memory does not grow with the file."""
+        rows = self._attribute("rows")
+        try:
+            low = 0
+            while low < rows:
+                high = min(rows, low + _READ_ROWS)
+                offsets = {name: self._file[f"{name}/offsets"][low : high + 1].astype(np.int64) for name in texts}
+                size = sum(cuts - cuts[0] for cuts in offsets.values()) if texts else np.zeros(1)
+                high = low + max(1, int(np.searchsorted(size[: high - low + 1], _READ_BYTES, side="right")) - 1)
+                high = min(high, rows) if texts else min(rows, low + _READ_ROWS)
+                yield self._block(low, high, offsets, numbers)
+                low = high
+        except OSError as error:
+            raise BatchError(f"{self.path} is damaged: {error}") from error
+
+    def _block(
+        self, low: int, high: int, offsets: dict[str, npt.NDArray[np.int64]], numbers: Sequence[str]
+    ) -> Block:
+        found = np.zeros(high - low, ROW)
+        for name in numbers:
+            found[name] = self._file[name][low:high]
+        found["named"] = self._file["custom_id/present"][low:high]
+        pieces = {}
+        for name, cuts in offsets.items():
+            cuts = cuts[: high - low + 1]
+            pieces[name] = Ragged(self._file[f"{name}/data"][int(cuts[0]) : int(cuts[-1])], cuts - cuts[0])
+        return Block(found, pieces)
 
     def close(self) -> None:
         self._file.close()

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from exahpc.batch import commits
 from exahpc.batch.client import Owner
 from exahpc.batch.inputs.options import Inputs, find_inputs, refuse_output
 from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inputs
 from exahpc.batch.results import Results, Summary, write_results
 from exahpc.batch.segments import Roller
 from exahpc.batch.source import index_inputs
-from exahpc.errors import BatchError, LinkError
+from exahpc.batch.usage import node_hours
+from exahpc.errors import BatchCancelled, BatchError, LinkError
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
 
 __all__ = ["Prepared", "Roller", "Summary", "drive", "finish", "prepare"]
@@ -161,6 +163,7 @@ def drive(
     ask: Callable[[Question], BatchState | Refused],
     report: Callable[[BatchStatus | None], None],
     *,
+    over: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     poll_seconds: float = 0.5,
@@ -168,8 +171,9 @@ def drive(
     """Have the batch run to its end and return what came out.
 
     ask: one question to the broker; a LinkError means that the head is away, and the question is asked again.
-    report: the status after each answer, None while the head is away. Raises BatchError when the batch failed or
-    was cancelled; what is done stays on disk.
+    report: the status after each answer, None while the head is away. over: called when all rows are done, before
+    the results file is written: no node is needed any more. Raises BatchCancelled when the batch was cancelled,
+    BatchError when it failed; what is done stays on disk.
     """
     if prepared.summary is not None:
         return prepared.summary
@@ -192,11 +196,17 @@ def drive(
             continue
         question = BatchQuery(prepared.plan.batch)
         report(answer.status)
-        if answer.status.state == "finished":
-            return finish(prepared, roller)
-        if answer.status.state in ("failed", "cancelled"):
-            note = answer.status.note or "the same command goes on with it"
-            raise BatchError(f"batch {prepared.plan.batch} was {answer.status.state}: {note}")
+        match answer.status.state:
+            case "finished":
+                over()
+                return finish(prepared, roller, used=answer.status.node_hours)
+            case "cancelled":
+                raise BatchCancelled(
+                    f"batch {prepared.plan.batch} was cancelled: the same command goes on with it"
+                )
+            case "failed":
+                note = answer.status.note or "the log of the head tells more"
+                raise BatchError(f"batch {prepared.plan.batch} failed: {note}; the same command goes on with it")
         if clock() >= roll_at:
             with _told(prepared.output):
                 roller.roll()
@@ -204,10 +214,25 @@ def drive(
         sleep(poll_seconds)
 
 
+def complete(prepared: Prepared) -> bool:
+    """Whether every row is committed already, so that only the results file is to be written."""
+    done = prepared.plan.bad
+    for _, _, event in commits.read(prepared.parts.commits):
+        if isinstance(event, commits.Commit):
+            done += event.size
+    return done == prepared.plan.rows
+
+
 def finish(
-    prepared: Prepared, roller: Roller | None = None, *, keep_parts: bool = True, progress: Progress = _quiet
+    prepared: Prepared,
+    roller: Roller | None = None,
+    *,
+    keep_parts: bool = True,
+    used: float | None = None,
+    progress: Progress = _quiet,
 ) -> Summary:
-    """Roll what is left and write the results file. Raises BatchError while rows are missing."""
+    """Roll what is left and write the results file. used: node-hours, when they are known better than the folder
+    tells. Raises BatchError while rows are missing."""
 
     def beat(done: int, total: int) -> None:
         prepared.beat()
@@ -216,7 +241,8 @@ def finish(
     with _told(prepared.output):
         roller = roller or Roller(prepared.parts, prepared.plan, beat=prepared.beat)
         roller.roll(everything=True)
-        summary = write_results(prepared.output, prepared.parts, prepared.plan, beat)
+        hours = node_hours(prepared.parts) if used is None else used
+        summary = write_results(prepared.output, prepared.parts, prepared.plan, beat, node_hours=hours)
         prepared.release()
         if not keep_parts:
             shutil.rmtree(prepared.parts.path)

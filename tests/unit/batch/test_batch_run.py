@@ -93,7 +93,7 @@ def test_a_failed_batch_tells_why_and_an_unknown_one_is_opened_again(tmp_path: P
         state = "failed" if len(asked) == 4 else "running"
         return BatchState(BatchStatus(prepared.plan.batch, "", 1, 0, 0, 0, state, "the reason"))
 
-    with pytest.raises(BatchError, match="was failed: the reason"):
+    with pytest.raises(BatchError, match="failed: the reason"):
         drive(prepared, ask, lambda status: None, sleep=lambda seconds: None)
     assert asked == [BatchOpen, BatchQuery, BatchOpen, BatchQuery]
     with pytest.raises(BatchError, match="refuses this batch: no"):
