@@ -50,7 +50,7 @@ class Pace:
 
 
 class Lines:
-    """When a plain line is due where there is no terminal: after 10 s, then more rarely, in the end every minute."""
+    """When a plain line is due where there is no terminal: after 10 s, then more rarely, at last every minute."""
 
     def __init__(self, now: float) -> None:
         self._pause = 10.0

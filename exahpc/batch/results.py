@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Summary:
     """How a batch ended. failed: with those that were skipped; commonest_error: of the failed rows; path: the
-    results file."""
+    results file; node_hours: used for it."""
 
     total: int
     ok: int
@@ -43,6 +43,7 @@ class Summary:
     commonest_error: str | None
     path: Path
     skipped: int = 0
+    node_hours: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -88,10 +89,11 @@ def write_results(
     progress: Progress = lambda done, total: None,
     *,
     partial: bool = False,
+    node_hours: float = 0.0,
 ) -> Summary:
     """Compact all rows into `path`: written beside, fsynced, renamed.
 
-    partial: only the rows that are done. Raises BatchError while rows are missing unless partial; NoRoomError
+    partial: only the rows that are done; node_hours: used for the batch. Raises BatchError while rows are missing unless partial; NoRoomError
     when the disk is full, without a trace of the attempt.
     """
     for old in path.parent.glob(f".{path.name}.*.tmp"):
@@ -104,7 +106,7 @@ def write_results(
                     f"{gathered.missing} of {plan.rows} rows are not done: run the batch again to finish it, or "
                     f"export {parts.path} as it is"
                 )
-            summary = _write(temporary, path, gathered, plan, progress)
+            summary = _write(temporary, path, gathered, plan, progress, node_hours)
         os.replace(temporary, path)
         sync_directory(path.parent)
         return summary
@@ -114,7 +116,9 @@ def write_results(
         temporary.unlink(missing_ok=True)
 
 
-def _write(temporary: Path, path: Path, gathered: Gathered, plan: BatchPlan, progress: Progress) -> Summary:
+def _write(
+    temporary: Path, path: Path, gathered: Gathered, plan: BatchPlan, progress: Progress, node_hours: float
+) -> Summary:
     tally, sink = Tally(), Sink(temporary)
     try:
         with h5py.File(sink, "w") as file:
@@ -127,12 +131,13 @@ def _write(temporary: Path, path: Path, gathered: Gathered, plan: BatchPlan, pro
             writer.close()
             write_replicas(file, gathered.replicas)
             _write_inputs(file, plan)
-            summary = tally.summary(path)
+            summary = replace(tally.summary(path), node_hours=node_hours)
             file.attrs.update(
                 format=FORMAT, version=VERSION, batch=plan.batch, rows=summary.total, missing=gathered.missing,
                 ok=summary.ok, failed=summary.failed, skipped=summary.skipped,
                 commonest_error=summary.commonest_error or "", model=plan.model or "", input=plan.input,
                 input_sha256=plan.digest, exahpc=version("exahpc"),
+                node_hours=node_hours,
             )  # fmt: skip
     finally:
         sink.close()
@@ -273,7 +278,15 @@ class Results:
 
     def summary(self) -> Summary:
         rows, ok, failed, skipped = map(self._attribute, ("rows", "ok", "failed", "skipped"))
-        return Summary(rows, ok, failed, self._attribute("commonest_error") or None, self.path, skipped)
+        return Summary(
+            rows,
+            ok,
+            failed,
+            self._attribute("commonest_error") or None,
+            self.path,
+            skipped,
+            self._attribute("node_hours"),
+        )
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A dataset with a value a row, whole."""
