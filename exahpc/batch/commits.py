@@ -3,6 +3,8 @@
 The first frame of a file is `Opened`: which earlier files count, and how many bytes of each. An earlier broker
 that goes on writing (cut off, not dead) only writes beyond what the newest `Opened` accepted, so it can no
 longer commit anything. A file without a whole `Opened` never counted.
+
+`N.fold` beside a file (see `folds`) tells what all events up to a byte of it come to.
 """
 
 from __future__ import annotations
@@ -126,9 +128,18 @@ def read(folder: Path, begin: dict[int, int] | None = None) -> Iterator[tuple[in
 class CommitWriter:
     """The commit journal of one broker. Blocking: used off the event loop."""
 
-    def __init__(self, folder: Path, epoch: int, replay: Callable[[AnyEvent], None]) -> None:
-        """Claims the next number, replays everything that counted before, and states how much that was."""
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        epoch: int,
+        replay: Callable[[AnyEvent], None],
+        resume: Callable[[list[tuple[int, int | None]]], tuple[int, int] | None] = lambda accepted: None,
+    ) -> None:
+        """Claims the next number, replays everything that counted before, and states how much that was.
+
+        resume: given what counts, returns (number, end) up to which the caller knows the events already.
+        """
+        self.folder = folder
         number = max(_numbers(folder), default=0) + 1
         while True:
             try:
@@ -137,11 +148,23 @@ class CommitWriter:
             except FileExistsError:
                 number += 1
         self.number = number
-        earlier: dict[int, int] = {}
-        for old, end, event in read(folder):
+        counting = accepted(folder)
+        known = resume(counting)
+        earlier = dict[int, int]()
+        if known is not None:
+            earlier = {old: limit for old, limit in counting if old < known[0] and limit is not None}
+            earlier[known[0]] = known[1]
+        self.replayed = 0
+        for old, end, event in read(folder, dict(earlier)):
             earlier[old] = end
             replay(event)
+            self.replayed += 1
         self._append([Opened(epoch, sorted(earlier.items()))])
+
+    @property
+    def end(self) -> int:
+        """Bytes of this journal that are durable."""
+        return self._file.end
 
     def _append(self, events: list[AnyEvent]) -> None:
         self._file.append([msgspec.msgpack.encode(event) for event in events])
@@ -152,12 +175,12 @@ class CommitWriter:
         if self.superseded:
             raise BatchError("another broker has opened this batch: only one deployment can run it at a time")
         if not self._file.there:
-            raise BatchError(f"the batch's folder {self._folder.parent} was removed while it ran")
+            raise BatchError(f"the batch's folder {self.folder.parent} was removed while it ran")
         self._append(events)
 
     @property
     def superseded(self) -> bool:
-        return _path(self._folder, self.number + 1).exists()
+        return _path(self.folder, self.number + 1).exists()
 
     def close(self) -> None:
         self._file.close()

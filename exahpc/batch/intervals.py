@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 Ranges = list[tuple[int, int]]
+Columns = tuple[list[int], list[int]]
+"""Ranges as (firsts, lasts)."""
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
@@ -34,6 +36,18 @@ class Intervals:
         for first, last in ranges:
             self.add(first, last)
 
+    @classmethod
+    def of_columns(cls, columns: Columns) -> Intervals:
+        """From what `columns` gave: sorted, disjoint, with gaps between."""
+        made = cls()
+        made._firsts, made._lasts = columns
+        made._size = sum(made._lasts) - sum(made._firsts)
+        return made
+
+    def columns(self) -> Columns:
+        """A copy, as cheap as one can be."""
+        return self._firsts[:], self._lasts[:]
+
     def __len__(self) -> int:
         return self._size
 
@@ -47,6 +61,11 @@ class Intervals:
     def add(self, first: int, last: int) -> None:
         """Add [first, last); numbers already there stay once."""
         if first >= last:
+            return
+        if not self._lasts or first > self._lasts[-1]:  # most sets grow at their end
+            self._firsts.append(first)
+            self._lasts.append(last)
+            self._size += last - first
             return
         low = bisect_left(self._lasts, first)  # first range that touches or follows
         high = bisect_right(self._firsts, last)  # one past the last range that touches

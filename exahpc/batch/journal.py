@@ -1,5 +1,7 @@
 """Append-only files of framed records: what is in them is whole, or is not there.
 
+A journal is full at JOURNAL_BYTES: its agent begins the next one, and never writes to it again.
+
 File: 8 bytes of magic, then frames: u32 length, u32 CRC-32 of the length's bytes and the payload (both
 little-endian), payload (MessagePack). Reading stops at the first frame that is torn or damaged. A range of
 bytes that was fsynced and reported never changes, so a reader given [start, end) needs nothing else.
@@ -20,6 +22,7 @@ from exahpc.errors import BatchError
 
 MAGIC = b"EXAJRNL1"
 HEAD = struct.Struct("<II")
+JOURNAL_BYTES = 256 * 2**20
 _LONGEST = 1 << 30  # a length beyond this is damage, not data
 _CHUNK = 1 << 20
 
@@ -81,8 +84,12 @@ class FrameWriter:
         self.path = path
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         self.end = 0
-        self._put(MAGIC)
-        sync_directory(path.parent)
+        try:
+            self._put(MAGIC)
+            sync_directory(path.parent)
+        except OSError:
+            self.discard()
+            raise
 
     def _put(self, data: bytes) -> tuple[int, int]:
         """Write at the known end: what a failed attempt left behind is overwritten by the next one."""
@@ -115,6 +122,11 @@ class FrameWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def discard(self) -> None:
+        """Remove a file that nothing was written to: retries on a full disk must not leave one each."""
+        self.close()
+        self.path.unlink(missing_ok=True)
 
 
 class FrameReader(Generic[T]):
@@ -185,12 +197,45 @@ class FrameReader(Generic[T]):
                 return value
         raise BatchError(f"{self.path} is damaged at byte {start}: restore the file, or run the batch again")
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file now."""
+        return os.fstat(self._file.fileno()).st_size
+
     def sync(self) -> None:
         """Force what this node knows of the file to disk, whoever wrote it."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+
+def create_journal(folder: Path, name: str, batch: str) -> FrameWriter:
+    """A new journal `name`-N of one batch. Its first frame names the batch; records follow. Raises OSError."""
+    number = 1
+    while True:
+        try:
+            writer = FrameWriter(folder / f"{name}-{number}")
+            break
+        except FileExistsError:
+            number += 1
+    try:
+        writer.append([msgspec.msgpack.encode(batch)])
+    except OSError:
+        writer.discard()
+        raise
+    return writer
+
+
+def journal_batch(path: Path) -> tuple[str | None, int]:
+    """(batch that a journal belongs to, byte where its records begin); (None, 0) for what is no journal, or was
+    only just begun. Raises FileNotFoundError."""
+    reader: FrameReader[str] = FrameReader(path, str)
+    try:
+        first = next(reader.frames(), None)
+    finally:
+        reader.close()
+    return (first[2], first[1]) if first is not None else (None, 0)
 
 
 def sync_directory(path: Path) -> None:

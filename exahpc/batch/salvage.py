@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from exahpc.batch.commits import AnyEvent, Commit
 from exahpc.batch.intervals import Intervals, Ranges, ranges_of
-from exahpc.batch.journal import MAGIC, FrameReader, Record
+from exahpc.batch.journal import MAGIC, FrameReader, Record, journal_batch
 from exahpc.batch.plan import SOURCE, Parts
+
+log = logging.getLogger(__name__)
 
 Gaps = list[tuple[int, int | None]]
 EVERYTHING: Gaps = [(len(MAGIC), None)]
@@ -45,32 +49,70 @@ class Committed:
         return [*found, (position, None)]
 
 
-def journals(parts: Parts, prefix: str = "") -> list[str]:
-    return sorted(n for n in os.listdir(parts.journal) if n.startswith(prefix) and n != SOURCE and n[0] != ".")
+def journals(parts: Parts) -> list[str]:
+    return sorted(name for name in os.listdir(parts.journal) if name != SOURCE and name[0] != ".")
 
 
-def journal_prefix(agent: str) -> str:
-    """How the names of all journals of agent "pool/task" begin."""
-    return agent.replace("/", "-") + "-"
+class Owners:
+    """Whose a journal may be, by its name: those of agent "pool/task" begin with "pool-task-"."""
+
+    def __init__(self, agents: Iterable[str]) -> None:
+        self._by_prefix = {agent.replace("/", "-") + "-": agent for agent in agents}
+
+    def of(self, journal: str) -> list[str]:
+        """Agents that may have written it: those of "a-1/7" begin like some of "a/1"."""
+        cuts = (journal[: at + 1] for at, character in enumerate(journal) if character == "-")
+        return [self._by_prefix[cut] for cut in cuts if cut in self._by_prefix]
 
 
-def scan(parts: Parts, gaps: dict[str, Gaps]) -> list[Found]:
-    """What the given gaps of journals hold, made durable. Blocking. A torn or damaged frame ends its gap."""
+def look(parts: Parts, batch: str, owners: Owners, known: dict[str, Gaps]) -> dict[str, list[Found]]:
+    """What journals of some agents hold, by agent; known: the gaps of those that commits have named. Blocking."""
+    whose = {name: agents for name in journals(parts) if (agents := owners.of(name))}
+    found: dict[str, list[Found]] = {}
+    for item in scan(parts, batch, {name: known.get(name, EVERYTHING) for name in whose}):
+        for agent in whose[item.journal]:
+            found.setdefault(agent, []).append(item)
+    return found
+
+
+def scan(parts: Parts, batch: str, gaps: dict[str, Gaps]) -> list[Found]:
+    """What the given gaps of journals hold, made durable. Blocking. A torn or damaged frame ends its gap.
+
+    Journals of another batch, files that are none, and what cannot be read are named in the log.
+    """
     found: list[Found] = []
     for name, ranges in gaps.items():
-        reader: FrameReader[Record] = FrameReader(parts.journal_file(name), Record)
+        path = parts.journal_file(name)
         try:
+            reader: FrameReader[Record] = FrameReader(path, Record)
+        except FileNotFoundError:  # removed since the folder was listed: all of it was in segments
+            continue
+        try:
+            owner, begin = journal_batch(path)
+            if owner != batch:
+                if owner is not None or reader.size > len(MAGIC):
+                    log.warning("%s is no journal of batch %s (of %s): ignored", path, batch, owner or "none")
+                continue
             for start, end in ranges:
-                rows: dict[int, bool] = {}
-                reached = start
-                for _, after, record in reader.frames(start, end):
-                    rows.setdefault(record.row, record.status == 200)
-                    reached = after
-                if rows:
-                    good = ranges_of(row for row, ok in rows.items() if ok)
-                    bad = ranges_of(row for row, ok in rows.items() if not ok)
-                    found.append(Found(name, start, reached, good, bad))
+                found += _gap(name, reader, max(start, begin), end)
             reader.sync()  # what was read may only have been on its way to the disk
         finally:
             reader.close()
     return found
+
+
+def _gap(name: str, reader: FrameReader[Record], start: int, end: int | None) -> list[Found]:
+    rows: dict[int, bool] = {}
+    reached = start
+    for _, after, record in reader.frames(start, end):
+        rows.setdefault(record.row, record.status == 200)
+        reached = after
+    left = (reader.size if end is None else end) - reached
+    if left > 0:
+        # the end of what was written when an agent died, or is being written now
+        log.info("%s: %d bytes from byte %d on hold no whole record: not counted", reader.path, left, reached)
+    if not rows:
+        return []
+    good = ranges_of(row for row, ok in rows.items() if ok)
+    bad = ranges_of(row for row, ok in rows.items() if not ok)
+    return [Found(name, start, reached, good, bad)]

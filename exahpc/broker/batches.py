@@ -21,7 +21,7 @@ from exahpc.batch.commits import AnyEvent, Commit
 from exahpc.batch.intervals import count
 from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
-from exahpc.batch.salvage import EVERYTHING, Found, journal_prefix, journals, scan
+from exahpc.batch.salvage import Committed, Found, Owners, look
 from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
 from exahpc.broker.release import Work
 from exahpc.broker.tally import Tally
@@ -48,7 +48,8 @@ _KEPT = 64  # ended batches remembered for queries
 @dataclass
 class _Batch:
     """One batch. status: counts in it are durable (a number shown is a row that survives anything); going: the
-    (ok, failed) that `flushing` makes durable."""
+    (ok, failed) that `flushing` makes durable; unsought: agents whose journals are to be looked through, all at
+    once, when `seeking`, the look under way, has ended."""
 
     parts: Parts
     status: BatchStatus
@@ -57,8 +58,8 @@ class _Batch:
     events: list[AnyEvent] = field(default_factory=list)
     flushing: Future[None] | None = None
     going: tuple[int, int] = (0, 0)
-    salvages: list[tuple[str, Future[list[Found]]]] = field(default_factory=list)
-    again: set[str] = field(default_factory=set)
+    unsought: set[str] = field(default_factory=set)
+    seeking: tuple[set[str], Future[dict[str, list[Found]]]] | None = None
     tally: Tally | None = None
 
 
@@ -107,7 +108,7 @@ class Batches:
             sum(book.rows - book.ok - book.failed for book in books),
             sum(book.waiting for book in books),
             self._opening(),
-            frozenset(lease.agent for book in books for lease in book.leases.values()),
+            frozenset[str]().union(*(book.agents for book in books)),
         )
 
     def status(self) -> list[BatchStatus]:
@@ -162,11 +163,13 @@ class Batches:
                 self._perform(self._leases.hello(agent, leases, now), now)
             self._hellos.clear()
         self._perform(self._leases.tick(now), now)
-        for entry in self._batches.values():
+        for batch, entry in self._batches.items():
             if entry.events and entry.flushing is None and entry.loaded is not None:
                 events, entry.events = entry.events, []
                 entry.going = entry.loaded.book.ok, entry.loaded.book.failed
-                entry.flushing = self._pool.submit(entry.loaded.writer.append, events)
+                entry.flushing = self._pool.submit(entry.loaded.write, events, entry.loaded.due())
+            if entry.unsought and entry.seeking is None and entry.loaded is not None:
+                self._seek(batch, entry, entry.loaded.committed)
             if entry.loaded is not None and entry.tally is not None and entry.tally.account(self.account, now):
                 self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, entry.tally.used)
         revokes, self._revokes = self._revokes, []
@@ -201,23 +204,15 @@ class Batches:
                 case Revoke(agent, lease, soft):
                     self._revokes.append((agent, LeaseRevoke(self._epoch, lease, soft)))
                 case Salvage(agent, batch):
-                    self._salvage(agent, self._batches[batch])
+                    self._batches[batch].unsought.add(agent)
                 case _:
                     assert_never(action)
 
-    def _salvage(self, agent: str, entry: _Batch) -> None:
-        assert entry.loaded is not None
-        parts, committed = entry.parts, entry.loaded.committed
-        if any(busy == agent for busy, _ in entry.salvages):
-            entry.again.add(agent)
-            return
-        prefix = journal_prefix(agent)
-        known = {name: committed.gaps(name) for name in committed.bytes if name.startswith(prefix)}
-
-        def look() -> list[Found]:
-            return scan(parts, {name: known.get(name, EVERYTHING) for name in journals(parts, prefix)})
-
-        entry.salvages.append((agent, self._pool.submit(look)))
+    def _seek(self, batch: str, entry: _Batch, committed: Committed) -> None:
+        agents, entry.unsought = entry.unsought, set()
+        owners = Owners(agents)
+        known = {name: committed.gaps(name) for name in committed.bytes if owners.of(name)}
+        entry.seeking = agents, self._pool.submit(look, entry.parts, batch, owners, known)
 
     def _collect(self, batch: str, entry: _Batch, now: float) -> None:
         """Take in what threads finished. Raises what they raised."""
@@ -236,13 +231,11 @@ class Batches:
             flushing, entry.flushing = entry.flushing, None
             flushing.result()
             entry.status = msgspec.structs.replace(entry.status, ok=entry.going[0], failed=entry.going[1])
-        for agent, future in [(a, f) for a, f in entry.salvages if f.done()]:
-            entry.salvages.remove((agent, future))
-            if agent in entry.again:  # asked again meanwhile: only a newer look may end its leases
-                entry.again.discard(agent)
-                self._salvage(agent, entry)
-                continue
-            self._perform(self._leases.salvaged(agent, batch, future.result(), now), now)
+        if entry.seeking is not None and entry.seeking[1].done():
+            (agents, seeking), entry.seeking = entry.seeking, None
+            found = seeking.result()
+            for agent in agents - entry.unsought:  # asked again meanwhile: only a newer look may end its leases
+                self._perform(self._leases.salvaged(agent, batch, found.get(agent, []), now), now)
         open_book = self._leases.book(batch)
         if open_book is not None and open_book.done and not entry.events and entry.flushing is None:
             self._end(batch, entry, "finished")
@@ -269,7 +262,7 @@ class Batches:
                 self._pool.submit(usage.note, entry.parts, writer.number, entry.tally.used)
             self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
         entry.loading = entry.loaded = entry.flushing = None
-        entry.events, entry.salvages = [], []
+        entry.events, entry.unsought, entry.seeking = [], set(), None
         self._remember()
         ended = [b for b, e in self._batches.items() if e.status.state not in ("opening", "running")]
         for old in ended[:-_KEPT]:

@@ -1,26 +1,35 @@
 """Which agent runs which rows. Pure: events and a clock reading in, actions out.
 
-Leases are as small as what an agent asks for, and shrink as the pool empties, so that nobody holds much when
-others have nothing. Rows of a lost agent return to the pool only after its journals were looked through; rows
-that a loaded agent did not start are asked back when another agent idles.
+Leases are as small as what an agent asks for, and never more than half of its share of what is left, so that
+nobody holds much when others have nothing. When nothing is left, agents that idle get what loaded ones have not
+begun; when that is gone too, rows that run far longer than others are begun a second time (`doubles`). Rows of a
+lost agent return to the pool only after its journals were looked through.
+
+An ask or a report costs the same however many agents and leases there are; what looks at all leases does so once a
+second.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exahpc.batch.book import GIVEN_UP, Book, Lease
 from exahpc.batch.commits import AnyEvent, Blamed, Closed, Commit, Granted, Returned
-from exahpc.batch.intervals import Intervals, Ranges
+from exahpc.batch.intervals import Intervals
 from exahpc.batch.salvage import Found
+from exahpc.broker.askers import Asker, Askers
+from exahpc.broker.doubles import Double, Doubles
 from exahpc.errors import StateError
 from exahpc.wire.messages import LeaseProgress
 
 LARGEST_LEASE = 512
 _GRANTS = 64  # leases in one answer: a pool in shreds must not make one answer endless
-_ACTIVE_SECONDS = 120.0
-_HUNGRY_SECONDS = 5.0
+_SWEEP_SECONDS = 1.0
+STRAGGLER_SECONDS = 30.0
+"""Without progress for so long, and longer than leases of its batch usually last in all: a straggler."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,19 @@ Action = Log | Grant | Revoke | Salvage
 
 
 @dataclass
-class _Ask:
-    when: float
-    got: int
+class _Batch:
+    """number: of the broker's commit journal; lasts: seconds that its leases last, a decayed mean, if known."""
+
+    book: Book
+    number: int
+    lasts: float | None = None
+
+    def ended(self, seconds: float) -> None:
+        self.lasts = seconds if self.lasts is None else self.lasts + (seconds - self.lasts) / 8
+
+    def straggles(self, lease: Lease, now: float) -> bool:
+        calm = lease.closing or lease.alone or self.book.blamed(list(lease.held))
+        return not calm and now - lease.since > max(STRAGGLER_SECONDS, self.lasts or 0.0)
 
 
 class Leases:
@@ -76,143 +95,202 @@ class Leases:
 
     def __init__(self, epoch: int, *, grace: float = 20.0, stall: float = 1800.0) -> None:
         self._epoch, self._grace, self._stall = epoch, grace, stall
-        self._books: dict[str, tuple[Book, int]] = {}
+        self._batches: dict[str, _Batch] = {}
         self._issued = 0
-        self._asked: dict[str, _Ask] = {}
+        self._askers = Askers(lambda agent: any(batch.book.of(agent) for batch in self._batches.values()))
+        self._doubles = Doubles()
+        self._slow: deque[tuple[str, int]] = deque()
+        self._swept = float("-inf")
 
     def open(self, batch: str, book: Book, number: int, now: float) -> None:
         """Take on a batch in the state its commit journals tell. number: of the broker's commit journal."""
-        if batch in self._books:
+        if batch in self._batches:
             raise StateError(f"batch {batch} is open already")
-        self._books[batch] = (book, number)
+        self._batches[batch] = _Batch(book, number)
         for lease in book.leases.values():
-            lease.since, lease.unheard = now, now + self._grace
+            lease.begun, lease.since, lease.unheard = now, now, now + self._grace
 
     def close(self, batch: str, now: float) -> list[Action]:
         """End the leases of a batch and forget it: cancelled, failed or done."""
-        leases = list(self._books[batch][0].leases.values())
+        leases = list(self._batches[batch].book.leases.values())
         closed = [self._log(batch, Closed(lease.lease), now) for lease in leases]
-        del self._books[batch]
-        return [*closed, *(Revoke(lease.agent, lease.lease) for lease in leases)]
+        del self._batches[batch]
+        doubled = [Revoke(double.agent, double.lease) for double in self._doubles.close(batch)]
+        return [*closed, *(Revoke(lease.agent, lease.lease) for lease in leases), *doubled]
 
     def book(self, batch: str) -> Book | None:
-        found = self._books.get(batch)
-        return found[0] if found else None
+        found = self._batches.get(batch)
+        return found.book if found else None
 
     def _log(self, batch: str, event: AnyEvent, now: float) -> Log:
-        self._books[batch][0].apply(event, now)
+        self._batches[batch].book.apply(event, now)
         return Log(batch, event)
+
+    # --- rows go out -----------------------------------------------------------------------------------------
 
     def want(self, agent: str, rows: int, now: float) -> list[Action]:
         """The agent has room for `rows` more rows."""
-        self._asked[agent] = _Ask(now, 0)
-        actions = self._isolated(agent, now)
-        for batch, (book, number) in self._books.items():
-            share = -(-len(book.pending) // (2 * self._active(now)))
-            left = min(rows, LARGEST_LEASE, max(1, share)) if book.pending else 0
+        asker = self._askers.ask(agent, rows, now)
+        actions = self._isolated(agent, asker, now)
+        for name, batch in self._batches.items():
+            book = batch.book
+            fair = max(1.0, len(book.pending) * self._askers.share(asker) / 2)
+            left = min(rows, LARGEST_LEASE, math.ceil(fair)) if book.pending else 0
             while left and len(actions) < 2 * _GRANTS and (taken := book.pending.first(left)):
-                lease = self._number(number)
-                actions.append(self._log(batch, Granted(lease, agent, *taken), now))
-                actions.append(Grant(agent, batch, lease, *taken))
+                lease = self._number(batch)
+                actions.append(self._log(name, Granted(lease, agent, *taken), now))
+                actions.append(Grant(agent, name, lease, *taken))
                 left -= taken[1] - taken[0]
                 rows -= taken[1] - taken[0]
-                self._asked[agent].got += taken[1] - taken[0]
-        return actions
+                asker.got += taken[1] - taken[0]
+        return actions or self._second(agent, asker, rows, now)
 
-    def _isolated(self, agent: str, now: float) -> list[Action]:
+    def _isolated(self, agent: str, asker: Asker, now: float) -> list[Action]:
         """One row that may be what ends agents, for an agent that has none: no other such row can be to blame."""
-        if not any(book.isolated for book, _ in self._books.values()):
+        if not any(batch.book.isolated for batch in self._batches.values()):
             return []
-        if any(lease.alone for _, lease in self._all() if lease.agent == agent):
+        if any(lease.alone for _, lease in self._held_by(agent)):
             return []
-        for batch, (book, number) in self._books.items():
-            if (row := book.isolated.first(1)) is not None:
+        for name, batch in self._batches.items():
+            if (row := batch.book.isolated.first(1)) is not None:
                 given_up = ""
-                if book.given_up(row[0]):
+                if batch.book.given_up(row[0]):
                     given_up = f"given up: {GIVEN_UP} times an agent was lost with this row, or a replica under it"
-                lease = self._number(number)
-                self._asked[agent].got += 1
-                granted = self._log(batch, Granted(lease, agent, *row), now)
-                return [granted, Grant(agent, batch, lease, *row, alone=True, given_up=given_up)]
+                lease = self._number(batch)
+                asker.got += 1
+                granted = self._log(name, Granted(lease, agent, *row), now)
+                return [granted, Grant(agent, name, lease, *row, alone=True, given_up=given_up)]
         return []
 
-    def _number(self, number: int) -> int:
-        """A fresh lease's. number: of the broker's commit journal."""
+    def _second(self, agent: str, asker: Asker, rows: int, now: float) -> list[Action]:
+        """Rows of stragglers, for an agent that has nothing else to do."""
+        actions: list[Action] = []
+        while self._slow and rows and not self._held_by(agent):
+            name, number = self._slow.popleft()
+            batch = self._batches.get(name)
+            lease = batch.book.leases.get(number) if batch is not None else None
+            if batch is None or lease is None or not batch.straggles(lease, now):
+                continue
+            for first, last in self._doubles.single(name, list(lease.held)):
+                last = min(last, first + rows)
+                if rows and len(actions) < _GRANTS:
+                    double = Double(self._number(batch), agent, name, Intervals([(first, last)]))
+                    self._doubles.add(double)
+                    actions.append(Grant(agent, name, double.lease, first, last))
+                    rows -= last - first
+                    asker.got += last - first
+        return actions
+
+    def _number(self, batch: _Batch) -> int:
+        """A fresh lease's."""
         self._issued += 1
         if self._issued >= 1 << 31:
             raise StateError("this broker has granted 2**31 leases: restart it")
-        return (number & 0x3FFF) << 49 | (self._epoch & 0x3FFFF) << 31 | self._issued
+        return (batch.number & 0x3FFF) << 49 | (self._epoch & 0x3FFFF) << 31 | self._issued
 
-    def _active(self, now: float) -> int:
-        return max(1, sum(now - ask.when < _ACTIVE_SECONDS for ask in self._asked.values()))
+    def _held_by(self, agent: str) -> list[tuple[str, Lease]]:
+        return [(name, lease) for name, batch in self._batches.items() for lease in batch.book.of(agent)]
 
     def _all(self) -> list[tuple[str, Lease]]:
-        return [(batch, lease) for batch, (book, _) in self._books.items() for lease in book.leases.values()]
+        return [(name, le) for name, batch in self._batches.items() for le in batch.book.leases.values()]
+
+    # --- rows come back --------------------------------------------------------------------------------------
 
     def progress(self, agent: str, message: LeaseProgress, now: float) -> list[Action]:
-        """Rows of a lease are safe in a journal. Rows that the lease does not hold (any more) are ignored."""
-        book = self.book(message.batch)
-        lease = book.leases.get(message.lease) if book else None
-        if book is None or lease is None or lease.agent != agent:
+        """Rows of a lease are safe in a journal.
+
+        Of a lease that has ended, or was somebody else's second one, those rows count that are not done yet: the
+        work is there, whoever was to do it.
+        """
+        name = message.batch
+        batch = self._batches.get(name)
+        if batch is None:
             return [] if message.finished else [Revoke(agent, message.lease)]
+        lease = batch.book.leases.get(message.lease)
+        if lease is None or lease.agent != agent:
+            return self._late(agent, batch, message, now)
         lease.unheard = None
-        rows, bad = lease.held.common(message.rows), lease.held.common(message.bad)
-        actions: list[Action] = []
-        if rows or bad:
-            commit = Commit(message.lease, message.journal, message.start, message.end, rows, bad)
-            actions.append(self._log(message.batch, commit, now))
+        actions = self._commit(batch, name, message, lease, now)
         if suspect := lease.held.common(message.suspect):
-            actions.append(self._log(message.batch, Blamed(suspect), now))
+            actions.append(self._log(name, Blamed(suspect), now))
         if (back := lease.held.common(message.returned)) and not message.finished:
-            actions.append(self._log(message.batch, Returned(message.lease, back), now))
-        if message.finished and message.lease in book.leases:
-            actions.append(self._log(message.batch, Closed(message.lease), now))
+            actions.append(self._log(name, Returned(message.lease, back), now))
+        if message.finished and message.lease in batch.book.leases:
+            actions.append(self._log(name, Closed(message.lease), now))
+        if message.lease not in batch.book.leases:
+            batch.ended(now - lease.begun)
         return actions
+
+    def _late(self, agent: str, batch: _Batch, message: LeaseProgress, now: float) -> list[Action]:
+        """Of a lease that the book does not know (any more) as this agent's."""
+        name = message.batch
+        actions = self._commit(batch, name, message, None, now)
+        double = self._doubles.get(message.lease, agent, name)
+        if double is None:
+            return actions if message.finished else [*actions, Revoke(agent, message.lease)]
+        if suspect := double.held.common(message.suspect):
+            actions.append(self._log(name, Blamed(suspect), now))
+        self._doubles.give_back(double, message.returned, over=message.finished)
+        return actions
+
+    def _commit(
+        self, batch: _Batch, name: str, message: LeaseProgress | Found, lease: Lease | None, now: float
+    ) -> list[Action]:
+        """Commit those rows that are not done: of those that the lease holds, without one of all. Whoever ran
+        them too may stop."""
+        book = batch.book
+        among = lease.held.common if lease is not None else book.open_rows
+        rows, bad = among(message.rows), among(message.bad)
+        if not (rows or bad):
+            return []
+        number = lease.lease if lease is not None else 0
+        wanted = [*rows, *bad]
+        others = book.holders(wanted) if lease is None else []
+        commit = Commit(number, message.journal, message.start, message.end, rows, bad)
+        actions: list[Action] = [self._log(name, commit, now)]
+        actions += [Revoke(other.agent, other.lease) for other in others if other.lease not in book.leases]
+        own = message.lease if isinstance(message, LeaseProgress) else 0
+        ended = self._doubles.done(name, wanted)
+        return actions + [Revoke(double.agent, double.lease) for double in ended if double.lease != own]
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[Action]:
         """An agent (re)connected and says what it works on: messages may have been lost on both ways."""
         alive = set(leases)
-        known: set[int] = set()
-        batches: list[str] = []
-        for batch, lease in self._all():
-            if lease.agent == agent:
-                known.add(lease.lease)
-                lease.closing, lease.unheard = lease.lease not in alive, None
-                if batch not in batches:
-                    batches.append(batch)
+        known = self._doubles.hello(agent, alive)
+        batches: dict[str, None] = {}
+        for batch, lease in self._held_by(agent):
+            known.add(lease.lease)
+            lease.closing, lease.unheard = lease.lease not in alive, None
+            batches[batch] = None
         return [
             *(Salvage(agent, batch) for batch in batches),
             *(Revoke(agent, lease) for lease in sorted(alive - known)),
         ]
 
     def agent_lost(self, agent: str, now: float) -> list[Action]:
-        """Nothing more is expected from this agent (what does come late still counts until the salvage)."""
-        self._asked.pop(agent, None)
+        """Nothing more is expected from this agent (what does come late still counts)."""
+        self._askers.forget(agent)
         return [action for action in self.hello(agent, (), now) if isinstance(action, Salvage)]
 
     def salvaged(self, agent: str, batch: str, found: Iterable[Found], now: float) -> list[Action]:
         """The agent's journals were looked through: commit what is new, end the leases that were closing."""
-        book = self.book(batch)
-        if book is None:
+        opened = self._batches.get(batch)
+        if opened is None:
             return []
-        actions: list[Action] = []
-        for item in found:
-            rows, bad = self._fresh(book, item.rows), self._fresh(book, item.bad)
-            if rows or bad:
-                commit = Commit(0, item.journal, item.start, item.end, rows, bad)
-                actions.append(self._log(batch, commit, now))
-        for lease in list(book.leases.values()):
-            if lease.agent == agent and lease.closing:
+        actions = [action for item in found for action in self._commit(opened, batch, item, None, now)]
+        for lease in opened.book.of(agent):
+            if lease.closing:
                 actions.append(self._log(batch, Blamed(list(lease.held)), now))
                 actions.append(self._log(batch, Closed(lease.lease), now))
         return actions
 
-    @staticmethod
-    def _fresh(book: Book, rows: Ranges) -> Ranges:
-        return list(Intervals(book.open_rows(rows)))
+    # --- time ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: give up on silent agents and stuck leases, even out the end of a batch."""
+        if now - self._swept < _SWEEP_SECONDS:
+            return []
+        self._swept = now
         actions: list[Action] = []
         for batch, lease in self._all():
             silent = lease.unheard is not None and now >= lease.unheard
@@ -222,18 +300,26 @@ class Leases:
         return actions + self._even_out(now)
 
     def _even_out(self, now: float) -> list[Action]:
-        """One soft revoke for each agent that asked in vain and holds nothing, from whoever holds most."""
-        vain = [a for a, ask in self._asked.items() if not ask.got and now - ask.when < _HUNGRY_SECONDS]
-        if not vain or any(book.pending for book, _ in self._books.values()):
+        """Nothing waits, and agents ask in vain. From the most loaded agents, as many rows as those did not begin;
+        when all is begun, `want` may double the slowest."""
+        self._slow.clear()
+        vain = self._askers.in_vain(now)
+        if not vain or any(batch.book.pending for batch in self._batches.values()):
             return []
-        held: dict[str, int] = {}
-        for _, lease in self._all():
-            held[lease.agent] = held.get(lease.agent, 0) + len(lease.held)
-        hungry = [agent for agent in vain if agent not in held]
-        givers = [le for _, le in self._all() if not le.soft and not le.closing and held[le.agent] > 1]
-        givers.sort(key=lambda lease: (-held[lease.agent], -lease.lease))  # the newest is the least begun
+        leases = self._all()
+        held = Counter[str]()
+        for _, lease in leases:
+            held[lease.agent] += len(lease.held)
+        load = {agent: rows / self._askers.room(agent) for agent, rows in held.items()}
+        hungry = sorted(vain, key=lambda agent: load.get(agent, 0.0))
+        givers = [le for _, le in leases if not le.soft and not le.closing and held[le.agent] > 1]
+        givers.sort(key=lambda lease: (-load[lease.agent], -lease.lease))  # the newest is the least begun
         actions: list[Action] = []
-        for _, lease in zip(hungry, givers, strict=False):
-            lease.soft = True
-            actions.append(Revoke(lease.agent, lease.lease, soft=True))
+        for agent, lease in zip(hungry, givers, strict=False):
+            if load[lease.agent] > 2 * load.get(agent, 0.0) and lease.agent != agent:
+                lease.soft = True
+                actions.append(Revoke(lease.agent, lease.lease, soft=True))
+        if not actions:
+            slow = [(le.since, name, le.lease) for name, le in leases if self._batches[name].straggles(le, now)]
+            self._slow.extend((name, lease) for _, name, lease in sorted(slow))
         return actions

@@ -341,11 +341,18 @@ def test_a_hello_that_names_a_lease_of_the_old_broker_keeps_it() -> None:
     assert list(book.leases) == [7]
 
 
-def test_a_stranger_cannot_commit_rows_of_anothers_lease() -> None:
+def test_rows_that_are_safe_in_a_journal_count_once_whoever_was_to_run_them() -> None:
+    """An agent that leaves, or was thought lost, still reports what it has done."""
     leases = opened(4)
-    (lease,) = [a.lease for a in leases.want("a/0", 2, 0.0) if isinstance(a, Grant)]
+    (lease,) = [a.lease for a in leases.want("a/0", 1, 0.0) if isinstance(a, Grant)]
     message = LeaseProgress(lease, "x", "j", 8, 99, 1, 0, False, [(0, 1)])
-    assert leases.progress("a/1", message, 1.0) == [Revoke("a/1", lease)]
+    commit, own, late = leases.progress("a/1", message, 1.0)
+    assert commit == Log("x", Commit(0, "j", 8, 99, [(0, 1)], []))
+    assert (own, late) == (Revoke("a/0", lease), Revoke("a/1", lease))
+    assert leases.progress("a/0", message, 2.0) == [Revoke("a/0", lease)]
+    book = leases.book("x")
+    assert book is not None
+    assert (book.ok, book.leased, book.waiting) == (1, 0, 3)
 
 
 def test_lease_ids_differ_between_brokers_batches_and_deployments() -> None:
