@@ -223,6 +223,8 @@ class Broker:
                 self._policies.entry(peer, message, now)
             case m.StatusQuery():
                 self._server.send(peer, self._status(now))
+            case m.BatchOpen() if self._draining:
+                self._server.send(peer, m.Refused("the deployment is being taken down"))
             case m.BatchOpen() | m.BatchQuery() | m.BatchCancel():
                 self._server.send(peer, self._batches.handle_client(message))
             case m.DrainAll():
@@ -373,6 +375,7 @@ class Broker:
             self._policies.ill,
             now,
             self._policies.account.spent,
+            draining=self._draining,
         )
 
     def _drain(self, seconds: float, now: float) -> None:

@@ -25,6 +25,8 @@ def reply(
     ill: Callable[[str], list[tuple[int, str, str]]],
     now: float,
     node_hours: float = 0.0,
+    *,
+    draining: bool = False,
 ) -> StatusReply:
     """recovery: None with the local launcher; notes: the broker's own, shown first; ill: (slot, state, why) of an
     agent's replicas that are not healthy."""
@@ -65,6 +67,7 @@ def reply(
         batches=list(batches),
         notes=lines,
         node_hours=node_hours,
+        draining=draining,
     )
 
 

@@ -41,8 +41,13 @@ def read(file: Path, name: str | None = None) -> Deployment:
     if name is not None:
         found = msgspec.structs.replace(found, name=name)
         parse.load(render.toml(found), "--name")
+    return settled(found, file.absolute().parent)
+
+
+def settled(found: Deployment, where: Path) -> Deployment:
+    """With an absolute model path (a relative one counts from `where`), an interpreter and the MPI starter."""
     model = Path(os.path.expandvars(found.model.path)).expanduser()
-    model = Path(os.path.normpath(file.absolute().parent / model))
+    model = Path(os.path.normpath(where / model))
     return msgspec.structs.replace(
         found,
         model=msgspec.structs.replace(found.model, path=str(model)),

@@ -77,7 +77,7 @@ def stories(reply: m.StatusReply) -> list[str]:
     return [*lines, *reply.notes]
 
 
-def _hopeless(reply: m.StatusReply, ended: dict[tuple[str, int, int], set[int]]) -> str | None:
+def hopeless(reply: m.StatusReply, ended: dict[tuple[str, int, int], set[int]]) -> str | None:
     """Why a replica will not start: a second try met what the deployment file, or what it names, gets wrong.
 
     ended: incarnations that did so, of each replica (pool, task, slot); this look adds to it.
@@ -138,7 +138,7 @@ def wait(
         reason = ended()
         if reason is not None:
             raise ExahpcError(reason)
-        if reply and (reason := _hopeless(reply, failed)):
+        if reply and (reason := hopeless(reply, failed)):
             raise DeploymentError(f"{reason}; it goes on trying: exahpc down {folder.path.name}, then mend it")
         if seconds is not None and clock() - start > seconds:
             raise ExahpcError(f"not ready after {seconds:g} s ({shown.text}); it goes on starting: exahpc status")

@@ -74,7 +74,7 @@ class EntryStatus(msgspec.Struct, frozen=True):
 
 
 class StatusReply(Message, frozen=True):
-    """broker -> client. node_hours: used by the deployment so far."""
+    """broker -> client. node_hours: used by the deployment so far; draining: it is being taken down."""
 
     epoch: int
     wanted: int
@@ -84,6 +84,7 @@ class StatusReply(Message, frozen=True):
     batches: list[BatchStatus]
     notes: list[str]
     node_hours: float = 0.0
+    draining: bool = False
 
 
 class BatchOpen(Message, frozen=True):
