@@ -1,114 +1,151 @@
-"""Rows as HDF5 columns. Text is uint8 data + offsets: variable-length strings cannot hold NUL.
+"""Rows as arrays: one structured array of numbers, and texts as data + offsets.
 
-Columns of n rows:
-
-    row | line | status | prompt_tokens | completion_tokens     (n,)
-    custom_id/data, custom_id/offsets (n + 1), custom_id/present
-    response/data, response/offsets (n + 1)
+HDF5's variable-length strings cannot hold NUL, are not compressed and are slow; data + offsets are plain arrays.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from exahpc.batch.journal import Record
+from exahpc.batch.journal import Record, Run
+from exahpc.batch.plan import SOURCE
 
-NUMBERS = {"row": "<u8", "line": "<u4", "status": "<u2", "prompt_tokens": "<u4", "completion_tokens": "<u4"}
-TEXTS = ("custom_id", "response")
+ROW = np.dtype(
+    [
+        ("row", "<u8"),
+        ("line", "<u4"),
+        ("status", "<u2"),
+        ("outcome", "u1"),
+        ("named", "u1"),
+        ("prompt_tokens", "<u4"),
+        ("completion_tokens", "<u4"),
+        ("cached_tokens", "<u4"),
+        ("replica", "<u4"),
+        ("queued", "<f8"),
+        ("started", "<f8"),
+        ("first_token", "<f8"),
+        ("ended", "<f8"),
+    ]
+)
+"""named: the line gave a custom_id; replica: place in a table, 0 for none; times: Unix seconds, or NaN."""
+OUTCOMES = {"ok": 0, "failed": 1, "skipped": 2}
+"""skipped: not run, since it was bad in the input."""
+RAGGED = {"custom_id": "u1", "response": "u1", "token_ids": "<u4"}
+
+_NEVER = Run(0, 0, "", "", math.nan, math.nan, math.nan, math.nan, 0, b"")
+
+
+class Replica(NamedTuple):
+    """What ran a row. agent: "<pool>-<task>", empty for rows that no agent saw."""
+
+    agent: str
+    slot: int
+    incarnation: int
+    node: str
+    version: str
+
+
+class Replicas:
+    """A table of replicas; number 0 is none."""
+
+    def __init__(self) -> None:
+        self.table = [Replica("", 0, 0, "", "")]
+        self._numbers = {self.table[0]: 0}
+
+    def number(self, replica: Replica) -> int:
+        found = self._numbers.get(replica)
+        if found is None:
+            found = self._numbers[replica] = len(self.table)
+            self.table.append(replica)
+        return found
+
+
+class Ragged(NamedTuple):
+    """Arrays of different lengths, one after the other; number i is data[offsets[i]:offsets[i + 1]]."""
+
+    data: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(pieces: Sequence[bytes], kind: str = "u1") -> Ragged:
+        size = np.dtype(kind).itemsize
+        return Ragged(np.frombuffer(b"".join(pieces), kind), ends(map(len, pieces), len(pieces)) // size)
+
+    def pieces(self) -> list[bytes]:
+        data, cuts = self.data.tobytes(), (self.offsets * self.data.itemsize).tolist()
+        return [data[a:b] for a, b in itertools.pairwise(cuts)]
+
+    def take(self, order: npt.NDArray[np.int64]) -> Ragged:
+        data, size = self.data.tobytes(), self.data.itemsize
+        first, last = self.offsets[:-1][order], self.offsets[1:][order]
+        cuts = zip((first * size).tolist(), (last * size).tolist(), strict=True)
+        return Ragged(
+            np.frombuffer(b"".join([data[a:b] for a, b in cuts]), self.data.dtype), ends(last - first, len(order))
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Ragged]) -> Ragged:
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        return Ragged(np.concatenate([part.data for part in parts]), ends(lengths, len(lengths)))
+
+
+def ends(lengths: Iterable[int] | npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Offsets of pieces that are this long: 0, then where each ends."""
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+    return offsets
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How one row ended. status: 200 for success (`body` is the response), 0 for not run, else `body` is an
-    error body. custom_id: UTF-8, None when the line had none."""
+class Block:
+    """Some rows. numbers: shape (n,), dtype ROW; texts: of RAGGED, those that were asked for."""
 
-    row: int
-    line: int
-    status: int
-    custom_id: bytes | None
-    body: bytes
-    prompt_tokens: int
-    completion_tokens: int
+    numbers: npt.NDArray[np.void]
+    texts: dict[str, Ragged]
 
-    @property
-    def ok(self) -> bool:
-        return self.status == 200
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, order: npt.NDArray[np.int64]) -> Block:
+        """The rows at these places, in this order."""
+        return Block(self.numbers[order], {name: text.take(order) for name, text in self.texts.items()})
 
     @staticmethod
-    def of(record: Record) -> Outcome:
-        return Outcome(
-            record.row, record.line, record.status, record.custom_id, record.body, record.prompt_tokens,
-            record.completion_tokens,
-        )  # fmt: skip
+    def joined(blocks: Sequence[Block]) -> Block:
+        """One after the other; at least one is needed."""
+        if len(blocks) == 1:
+            return blocks[0]
+        texts = {name: Ragged.joined([block.texts[name] for block in blocks]) for name in blocks[0].texts}
+        return Block(np.concatenate([block.numbers for block in blocks]), texts)
 
 
-class Packer:
-    """Appends blocks of rows, in order, to packed columns."""
-
-    def __init__(self, file: Any, rows: int) -> None:
-        """Creates the columns, compressed, for exactly `rows` rows in an empty h5py file."""
-        self._file, self._at = file, 0
-        squeeze: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
-        fixed = {"chunks": (min(rows, 65536),), "shuffle": True, **squeeze}
-        for name, kind in NUMBERS.items():
-            file.create_dataset(name, (rows,), kind, **fixed)
-        file.create_dataset("custom_id/present", (rows,), "u1", **fixed)
-        for name in TEXTS:
-            file.create_dataset(f"{name}/offsets", (rows + 1,), "<u8", **fixed)
-            file.create_dataset(f"{name}/data", (0,), "u1", maxshape=(None,), chunks=(1 << 20,), **squeeze)
-
-    def add(self, block: Sequence[Outcome]) -> None:
-        low, high = self._at, self._at + len(block)
-        for name, values in arrays(block).items():
-            if name.endswith("/data"):
-                data = self._file[name]
-                end = data.shape[0]
-                data.resize((end + len(values),))
-                data[end:] = values
-            elif name.endswith("/offsets"):
-                before = self._file[name][low] if low else np.uint64(0)
-                self._file[name][low : high + 1] = values + before
-            else:
-                self._file[name][low:high] = values
-        self._at = high
-
-
-def arrays(block: Sequence[Outcome]) -> dict[str, npt.NDArray[Any]]:
-    """Columns of some rows; offsets start at 0."""
-    made: dict[str, npt.NDArray[Any]] = {
-        name: np.array([getattr(outcome, name) for outcome in block], kind) for name, kind in NUMBERS.items()
+def packed(records: Sequence[Record], rows: npt.NDArray[np.int64], replicas: Replicas) -> Block:
+    """Records as columns, in the same order. rows: of the input, for each record (it knows only its position)."""
+    runs = [record.run or _NEVER for record in records]
+    numbers = np.zeros(len(records), ROW)
+    numbers["row"] = rows
+    for name in ("line", "status", "prompt_tokens", "completion_tokens"):
+        numbers[name] = [getattr(record, name) for record in records]
+    for name in ("cached_tokens", "queued", "started", "first_token", "ended"):
+        numbers[name] = [getattr(run, name) for run in runs]
+    numbers["named"] = [record.custom_id is not None for record in records]
+    numbers["outcome"] = [0 if record.status == 200 else 2 if record.agent == SOURCE else 1 for record in records]
+    numbers["replica"] = [
+        replicas.number(Replica(record.agent, run.slot, run.incarnation, run.node, run.version))
+        if run is not _NEVER
+        else 0
+        for record, run in zip(records, runs, strict=True)
+    ]
+    texts = {
+        "custom_id": Ragged.of([record.custom_id or b"" for record in records]),
+        "response": Ragged.of([record.body for record in records]),
+        "token_ids": Ragged.of([run.token_ids for run in runs], "<u4"),
     }
-    made["custom_id/present"] = np.array([outcome.custom_id is not None for outcome in block], "u1")
-    for name, texts in (
-        ("custom_id", [outcome.custom_id or b"" for outcome in block]),
-        ("response", [outcome.body for outcome in block]),
-    ):
-        made[f"{name}/offsets"] = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype("<u8")
-        made[f"{name}/data"] = np.frombuffer(b"".join(texts), "u1")
-    return made
-
-
-def unpack(file: Any, rows: int, block: int = 8192) -> Iterator[Outcome]:
-    """All rows of packed columns, in order, in blocks: memory does not grow with the file."""
-    for low in range(0, rows, block):
-        high = min(rows, low + block)
-        columns = {name: file[name][low:high].tolist() for name in NUMBERS}
-        present = file["custom_id/present"][low:high]
-        texts = {}
-        for name in TEXTS:
-            offsets = file[f"{name}/offsets"][low : high + 1].astype(np.int64)
-            data = file[f"{name}/data"][int(offsets[0]) : int(offsets[-1])].tobytes()
-            cuts = (offsets - offsets[0]).tolist()
-            texts[name] = [data[a:b] for a, b in itertools.pairwise(cuts)]
-        for i in range(high - low):
-            yield Outcome(
-                columns["row"][i], columns["line"][i], columns["status"][i],
-                texts["custom_id"][i] if present[i] else None, texts["response"][i],
-                columns["prompt_tokens"][i], columns["completion_tokens"][i],
-            )  # fmt: skip
+    return Block(numbers, texts)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +27,7 @@ from exahpc.errors import BatchError
 _CHUNK_BYTES = 256 * 1024
 _READ_ROWS, _READ_BYTES = 16_384, 64 * 2**20
 _TIMES = ("queued", "started", "first_token", "ended")
+_SHOWN = {name: name for name in ("row", "line", "status", "outcome")} | {"named": "custom_id/present"}
 
 Progress = Callable[[int, int], None]
 
@@ -93,8 +93,8 @@ def write_results(
 ) -> Summary:
     """Compact all rows into `path`: written beside, fsynced, renamed.
 
-    partial: only the rows that are done; node_hours: used for the batch. Raises BatchError while rows are missing unless partial; NoRoomError
-    when the disk is full, without a trace of the attempt.
+    partial: only the rows that are done; node_hours: used for the batch. Raises BatchError while rows are missing
+    unless partial; NoRoomError when the disk is full, without a trace of the attempt.
     """
     for old in path.parent.glob(f".{path.name}.*.tmp"):
         old.unlink(missing_ok=True)  # of a process that was killed
@@ -293,36 +293,41 @@ class Results:
         values: npt.NDArray[Any] = self._file[name][:]
         return values
 
-    def blocks(
-        self, texts: Sequence[str], numbers: Sequence[str] = ("row", "line", "status", "outcome")
-    ) -> Iterator[Block]:
-        """All rows, in order, with only these texts and numbers; memory does not grow with the file."""
-        rows = self._attribute("rows")
+    def blocks(self, texts: Sequence[str]) -> Iterator[Block]:
+        """All rows, in order, with these texts; of numbers only _SHOWN. Memory does not grow with the file."""
+        low, rows = 0, self._attribute("rows")
+        while low < rows:
+            block = self._block(low, min(rows, low + _READ_ROWS), texts)
+            yield block
+            low += len(block)
+
+    def failed(self) -> Iterator[tuple[npt.NDArray[np.intp], Block]]:
+        """(places, rows) of those that are not ok, in order, with custom_id and response."""
+        places = np.flatnonzero(self.column("outcome"))
+        while len(places):
+            block = self._block(
+                int(places[0]), min(int(places[0]) + _READ_ROWS, int(places[-1]) + 1), ("custom_id", "response")
+            )
+            end = int(np.searchsorted(places, places[0] + len(block)))
+            yield places[:end], block.take(places[:end] - places[0])
+            places = places[end:]
+
+    def _block(self, low: int, high: int, texts: Sequence[str]) -> Block:
+        """Rows from `low` on: at least one, and no more than fit into _READ_BYTES."""
         try:
-            low = 0
-            while low < rows:
-                high = min(rows, low + _READ_ROWS)
-                offsets = {name: self._file[f"{name}/offsets"][low : high + 1].astype(np.int64) for name in texts}
-                size = sum(cuts - cuts[0] for cuts in offsets.values()) if texts else np.zeros(1)
-                high = low + max(1, int(np.searchsorted(size[: high - low + 1], _READ_BYTES, side="right")) - 1)
-                high = min(high, rows) if texts else min(rows, low + _READ_ROWS)
-                yield self._block(low, high, offsets, numbers)
-                low = high
+            offsets = {name: self._file[f"{name}/offsets"][low : high + 1].astype(np.int64) for name in texts}
+            sizes = np.sum([cuts - cuts[0] for cuts in offsets.values()], axis=0)
+            high = low + max(1, int(np.searchsorted(sizes, _READ_BYTES, side="right")) - 1)
+            numbers = np.zeros(high - low, ROW)
+            for name, dataset in _SHOWN.items():
+                numbers[name] = self._file[dataset][low:high]
+            found = {}
+            for name, cuts in offsets.items():
+                cuts = cuts[: high - low + 1]
+                found[name] = Ragged(self._file[f"{name}/data"][int(cuts[0]) : int(cuts[-1])], cuts - cuts[0])
+            return Block(numbers, found)
         except OSError as error:
             raise BatchError(f"{self.path} is damaged: {error}") from error
-
-    def _block(
-        self, low: int, high: int, offsets: dict[str, npt.NDArray[np.int64]], numbers: Sequence[str]
-    ) -> Block:
-        found = np.zeros(high - low, ROW)
-        for name in numbers:
-            found[name] = self._file[name][low:high]
-        found["named"] = self._file["custom_id/present"][low:high]
-        pieces = {}
-        for name, cuts in offsets.items():
-            cuts = cuts[: high - low + 1]
-            pieces[name] = Ragged(self._file[f"{name}/data"][int(cuts[0]) : int(cuts[-1])], cuts - cuts[0])
-        return Block(found, pieces)
 
     def close(self) -> None:
         self._file.close()

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from exahpc.batch.columns import Outcome
-from exahpc.batch.export import output_line
+from exahpc.batch.columns import Block, Replicas, packed
+from exahpc.batch.export import openai_lines
+from exahpc.batch.journal import Record
 from exahpc.batch.results import Tally
 
 
-def outcome(status: int = 200, body: bytes = b'{"id": "x"}', custom_id: bytes | None = b"r1") -> Outcome:
-    return Outcome(4, 5, status, custom_id, body, 1, 2)
+def outcome(
+    status: int = 200, body: bytes = b'{"id": "x"}', custom_id: bytes | None = b"r1", line: int = 5
+) -> Block:
+    record = Record(4, line, status, custom_id, body, 1, 2, 1, 1, "a-0")
+    return packed([record], np.array([4]), Replicas())
 
 
-def exported(made: Outcome) -> dict[str, Any]:
-    line = output_line(made, "batch_abc")
+def exported(made: Block) -> dict[str, Any]:
+    (line,) = openai_lines(made, "batch_abc")
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     found: dict[str, Any] = json.loads(line)
@@ -62,6 +68,7 @@ def test_the_commonest_error_is_counted_apart_from_its_line() -> None:
     tally.add(outcome(400, b'{"error": {"message": "once"}}'))
     for line in (7, 8):
         body = b'{"error": {"message": "line %d: bad"}}' % line
-        tally.add(Outcome(line - 1, line, 400, None, body, 0, 0))
-    assert tally.commonest == "2 times: bad"
-    assert (tally.ok, tally.failed) == (0, 3)
+        tally.add(outcome(400, body, line=line))
+    summary = tally.summary(Path("o.h5"))
+    assert summary.commonest_error == "2 times: bad"
+    assert (summary.total, summary.ok, summary.failed, summary.skipped) == (3, 0, 3, 0)

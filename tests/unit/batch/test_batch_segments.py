@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from array import array
 from pathlib import Path
 
 import h5py
@@ -13,10 +14,12 @@ import msgspec
 import pytest
 
 from exahpc.batch.commits import Commit, CommitWriter
+from exahpc.batch.columns import Block
+from exahpc.batch.gather import Gathered
 from exahpc.batch.intervals import ranges_of
-from exahpc.batch.journal import FrameWriter, Record
+from exahpc.batch.journal import FrameWriter, Record, Run
 from exahpc.batch.plan import BatchPlan, Parts
-from exahpc.batch.results import Gathered, Results, write_results
+from exahpc.batch.results import Results, write_results
 from exahpc.batch.segments import Roller, Segment, numbers
 from exahpc.errors import BatchError
 
@@ -29,7 +32,14 @@ def body(row: int) -> bytes:
 
 def record(row: int, lease: int = 1) -> Record:
     status = 500 if row % 100 == 7 else 200
-    return Record(row, row + 1, status, b"id\x00\xed\xa0\x80%d" % row, body(row), row, 2, lease, 1, "a-0-1")
+    return Record(
+        row, row + 1, status, b"id\x00\xed\xa0\x80%d" % row, body(row), row, 2, lease, 1, "a-0", run(row)
+    )
+
+
+def run(row: int) -> Run:
+    ids = array("I", range(row % 5)).tobytes()
+    return Run(row % 3, 1 + row % 2, "n1", "", row, row + 0.1, row + 0.2, row + 0.5, 3, ids)
 
 
 def make(tmp_path: Path, rows: int = ROWS, commit: int | None = None) -> tuple[Parts, BatchPlan]:
@@ -58,13 +68,22 @@ def make(tmp_path: Path, rows: int = ROWS, commit: int | None = None) -> tuple[P
 
 def check(path: Path, rows: int = ROWS) -> None:
     results = Results(path)
-    found = list(results.outcomes())
-    assert [outcome.row for outcome in found] == list(range(rows))
-    for outcome in found:
-        expected = record(outcome.row)
-        assert (outcome.body, outcome.custom_id) == (expected.body, expected.custom_id)
-        assert (outcome.status, outcome.line) == (expected.status, outcome.row + 1)
-        assert (outcome.prompt_tokens, outcome.completion_tokens) == (outcome.row, 2)
+    block = Block.joined(list(results.blocks(("custom_id", "response", "token_ids"))))
+    expected = [record(row) for row in range(rows)]
+    assert block.numbers["row"].tolist() == list(range(rows))
+    assert block.texts["response"].pieces() == [one.body for one in expected]
+    assert block.texts["custom_id"].pieces() == [one.custom_id for one in expected]
+    assert block.texts["token_ids"].pieces() == [one.run.token_ids for one in expected if one.run]
+    for name, values in {
+        "line": [one.line for one in expected],
+        "status": [one.status for one in expected],
+        "outcome": [int(one.status != 200) for one in expected],
+        "prompt_tokens": list(range(rows)),
+        "completion_tokens": [2] * rows,
+        "cached_tokens": [3] * rows,
+        "time/ended": [row + 0.5 for row in range(rows)],
+    }.items():
+        assert results.column(name).tolist() == values, name
     summary = results.summary()
     assert (summary.ok, summary.failed) == (rows - len(range(7, rows, 100)), len(range(7, rows, 100)))
     results.close()
@@ -90,20 +109,19 @@ def test_a_roller_killed_at_twenty_random_points_loses_and_repeats_nothing(tmp_p
         child = os.fork()
         if child == 0:
             roll_for_ever(parts, plan, output)
-        goal, patience = len(numbers(parts)) + rng.randrange(3), 100
-        while len(numbers(parts)) < min(goal, ROWS // 60) and (patience := patience - 1):
+        goal, patience = len(numbers(parts.segments)) + rng.randrange(3), 100
+        while len(numbers(parts.segments)) < min(goal, ROWS // 60) and (patience := patience - 1):
             time.sleep(0.02)
         time.sleep(rng.random() * 0.06)
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        for number in numbers(parts):  # whole, and never touched again
+        for number in numbers(parts.segments):  # whole, and never touched again
             data = (parts.segments / f"{number:06d}.h5").read_bytes()
             if number not in before:
-                Segment(parts, number).close()
+                Segment(parts.segments / f"{number:06d}.h5", plan.batch, number).verify()
             assert before.setdefault(number, data) == data
-        gathered = Gathered(parts, plan)
-        assert gathered.missing == 0
-        gathered.close()
+        with Gathered(parts, plan) as gathered:
+            assert gathered.missing == 0
         now = Roller(parts, plan).rolled
         assert now >= rolled
         rolled = now
@@ -120,7 +138,8 @@ def test_segments_hold_each_row_once_and_only_full_ones_are_written(tmp_path: Pa
     assert roller.roll() == 0
     assert roller.roll(everything=True) == 180
     assert Roller(parts, plan).rolled == ROWS
-    rows = [row for n in numbers(parts) for row in Segment(parts, n).columns["row"].tolist()]
+    paths = {number: parts.segments / f"{number:06d}.h5" for number in numbers(parts.segments)}
+    rows = [row for n, path in paths.items() for row in Segment(path, plan.batch, n).rows.tolist()]
     assert sorted(rows) == list(range(ROWS))
     assert (parts.segments / "000001.h5").stat().st_mode & 0o777 == 0o600
 
