@@ -42,6 +42,8 @@ PAUSE = 0.0001
 LONGEST_PAUSE = 0.05
 """... and never longer than this. The first token of a stream, and the end of one, never wait."""
 
+_SHORTEST_WAIT = 0.001  # uvloop's timers know no shorter one: the loop would turn round and round
+
 
 class Traffic:
     """to_replica: sends to the replica in a slot; ask: asks the broker for so many rows."""
@@ -192,7 +194,7 @@ class Traffic:
         """Under load, frames wait a little, so that one carries several tokens of its stream."""
         self._paused = None
         wait = self._told + min(LONGEST_PAUSE, PAUSE * self._relay.due) - self._loop.time()
-        if wait > 0:
+        if wait >= _SHORTEST_WAIT:
             self._paused = self._loop.call_later(wait, self._tell_or_pause)
         else:
             self._tell()

@@ -26,6 +26,9 @@ from exahpc.wire.messages import (
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
+SOON_SECONDS = 0.05
+"""Least time between two beats: under load sequences come and end in every step; to hear of it costs the agent
+more than their tokens."""
 
 
 class Head:
@@ -37,7 +40,7 @@ class Head:
         self._mouth, self._scheduler, self._worker, self._hello = mouth, scheduler, worker, hello
         self._pipelined = pipelined
         self._flight: deque[tuple[int, Incoming]] = deque()
-        self._next_beat = 0.0
+        self._beaten = self._next_beat = 0.0
         self._stopping = False
         self._start = time.monotonic()
         self._rested = self._waited = 0.0  # seconds without work; seconds with work, but only elsewhere
@@ -70,15 +73,15 @@ class Head:
                     refused = self._scheduler.admit(message)
                     if refused:
                         self._tell(refused)
-                    self._next_beat = 0.0
+                    self._beat_soon()
                 case Abort(sequence):
                     self._scheduler.abort(sequence)
-                    self._next_beat = 0.0
+                    self._beat_soon()
                 case Adopt(agent):
                     log.info("adopted by %s", agent)
                     self._scheduler.drop_all()
                     self._tell(self._hello)
-                    self._next_beat = 0.0
+                    self._beat_soon()
                 case StopReplica():
                     self._stopping = True
                     return
@@ -113,11 +116,14 @@ class Head:
         if tokens.tokens or tokens.ended or tokens.prompt:
             self._tell(tokens)
         if tokens.ended:
-            self._next_beat = 0.0
+            self._beat_soon()
 
     def _tell(self, message: Message) -> None:
         if not self._mouth.send(message):
             self._scheduler.drop_all()
+
+    def _beat_soon(self) -> None:
+        self._next_beat = min(self._next_beat, self._beaten + SOON_SECONDS)
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -125,7 +131,7 @@ class Head:
         self._worker.hear(active)
         if now < self._next_beat:
             return
-        self._next_beat = now + BEAT_SECONDS
+        self._beaten, self._next_beat = now, now + BEAT_SECONDS
         s = self._scheduler
         beat = ReplicaBeat(
             s.running,

@@ -1,7 +1,7 @@
 """EMULATED: a replica behind its real local socket, as one of many in a process.
 
-The socket is the real replica's (`replica.mouth`), the agent on its other side is real or emulated; time is the
-loop's.
+The socket is the real replica's (`replica.mouth`), the agent on its other side is real or emulated. uvloop's clock
+shows whole milliseconds, in which a replica that answers at once would turn round and round: time is `monotonic`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import zmq
 
@@ -17,7 +18,7 @@ from exahpc.lab.emulated.engine import Engine
 from exahpc.replica.mouth import Mouth
 from exahpc.wire.messages import Abort, Admit, Adopt, Message, ReplicaHello, StopReplica
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS, SOON_SECONDS = 1.0, 0.05  # as `replica.head` has them
 
 
 class EmulatedReplica:
@@ -37,13 +38,14 @@ class EmulatedReplica:
         self._descriptor = self._mouth.descriptor
         self._step: asyncio.TimerHandle | None = None
         self._looking = self._beating = self.closed = False
+        self._beaten = -math.inf
         self._loop.add_reader(self._descriptor, self._listen)
         self._pulse = self._loop.call_later(BEAT_SECONDS, self._beat_and_again)
         self._look()
 
     def freeze(self, frozen: bool) -> None:
         """Be fake-alive from now on: beats, but no tokens (or be well again)."""
-        self._engine.freeze(frozen, self._loop.time())
+        self._engine.freeze(frozen, monotonic())
         self._arm()
 
     # --- the agent ---------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ class EmulatedReplica:
         self._arm()
 
     def _heard(self, message: Message) -> None:
-        now = self._loop.time()
+        now = monotonic()
         match message:
             case Admit():
                 refused = self._engine.admit(message, now)
@@ -80,7 +82,7 @@ class EmulatedReplica:
 
     def _tell(self, message: Message) -> None:
         if not self._mouth.send(message):
-            self._engine.drop_all(self._loop.time())
+            self._engine.drop_all(monotonic())
         self._look()
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -92,10 +94,10 @@ class EmulatedReplica:
             self._step = None
         due = self._engine.due()
         if due != math.inf and not self.closed:
-            self._step = self._loop.call_at(due, self._advance)
+            self._step = self._loop.call_later(max(0.0, due - monotonic()), self._advance, due)
 
-    def _advance(self) -> None:
-        tokens = self._engine.advance(self._loop.time())
+    def _advance(self, due: float) -> None:
+        tokens = self._engine.advance(max(due, monotonic()))  # a timer may be early by a part of a millisecond
         if tokens is not None:
             self._tell(tokens)
             if tokens.ended:
@@ -106,11 +108,12 @@ class EmulatedReplica:
         """After the burst that is being handled."""
         if not self._beating:
             self._beating = True
-            self._loop.call_soon(self._beat)
+            self._loop.call_later(max(0.0, self._beaten + SOON_SECONDS - monotonic()), self._beat)
 
     def _beat(self) -> None:
         self._beating = False
         if not self.closed:
+            self._beaten = monotonic()
             self._tell(self._engine.beat())
 
     def _beat_and_again(self) -> None:
