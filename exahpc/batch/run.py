@@ -164,6 +164,7 @@ def drive(
     report: Callable[[BatchStatus | None], None],
     *,
     over: Callable[[], None] = lambda: None,
+    progress: Progress = _quiet,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     poll_seconds: float = 0.5,
@@ -172,8 +173,8 @@ def drive(
 
     ask: one question to the broker; a LinkError means that the head is away, and the question is asked again.
     report: the status after each answer, None while the head is away. over: called when all rows are done, before
-    the results file is written: no node is needed any more. Raises BatchCancelled when the batch was cancelled,
-    BatchError when it failed; what is done stays on disk.
+    the results file is written: no node is needed any more. progress(rows written, rows in all): of that file.
+    Raises BatchCancelled when the batch was cancelled, BatchError when it failed; what is done stays on disk.
     """
     if prepared.summary is not None:
         return prepared.summary
@@ -199,7 +200,7 @@ def drive(
         match answer.status.state:
             case "finished":
                 over()
-                return finish(prepared, roller, used=answer.status.node_hours)
+                return finish(prepared, roller, used=answer.status.node_hours, progress=progress)
             case "cancelled":
                 raise BatchCancelled(
                     f"batch {prepared.plan.batch} was cancelled: the same command goes on with it"

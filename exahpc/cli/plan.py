@@ -29,7 +29,9 @@ _RUNTIME = 2**30
 """Bytes that libraries take of an unknown accelerator, or a rank's interpreter of a machine: an estimate."""
 
 
-class _Bytes(click.ParamType[int]):
+class Bytes(click.ParamType[int]):
+    """Bytes, with a unit or without."""
+
     name = "bytes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -53,8 +55,8 @@ def _listed(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.argument("model", metavar="MODEL")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_listed, help="Known names.")
 @click.option("--accelerator", type=click.Choice(list(ACCELERATORS)), help="What one rank runs on.")
-@click.option("--memory", type=_Bytes(), help="Of one rank's accelerator, for others: 80GB, 64GiB.")
-@click.option("--runtime", type=_Bytes(), help="What driver and libraries take of it  [default: 0.75 to 1 GiB]")
+@click.option("--memory", type=Bytes(), help="Of one rank's accelerator, for others: 80GB, 64GiB.")
+@click.option("--runtime", type=Bytes(), help="What driver and libraries take of it  [default: 0.75 to 1 GiB]")
 @click.option("--per-node", type=click.IntRange(1, 1024), help="Accelerators of a node  [default: a usual node's]")
 @click.option("--pool", help="Pool of a deployment file  [default: the first]")
 @click.option("--dtype", type=click.Choice(get_args(Dtype)), help="[default: bfloat16]")
@@ -66,7 +68,7 @@ def _listed(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--max-sequences", type=click.IntRange(1, 65_536), help="That a replica runs at once  [default: 16]")
 @click.option("--tensor-parallel", type=click.IntRange(1, 1024), help="This grid instead of the best.")
 @click.option("--pipeline-parallel", type=click.IntRange(1, 1024), help="As --tensor-parallel.")
-@click.option("--kv-bytes-per-token", type=_Bytes(), help="In all layers, instead of what the model's sizes give.")
+@click.option("--kv-bytes-per-token", type=Bytes(), help="In all layers, instead of what the model's sizes give.")
 @click.option(
     "--reserve", type=click.FloatRange(0, 0.9), default=0.05, show_default=True, help="Share of memory left free."
 )
