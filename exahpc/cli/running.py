@@ -75,9 +75,11 @@ class Runner:
         self.batch = prepared.plan.batch
         try:
             if prepared.summary is not None:
+                self._end_what_is_left()
                 self.summary = prepared.summary
             elif prepared.resumed and batches.complete(prepared):
                 tell("all rows are done: only the results file is missing")
+                self._end_what_is_left()
                 self.summary = batches.finish(prepared)
             else:
                 if prepared.resumed:
@@ -89,6 +91,11 @@ class Runner:
                     )
         finally:
             prepared.release()
+
+    def _end_what_is_left(self) -> None:
+        """Of an earlier run that died before it could do so."""
+        if self.hired is not None and not self.keep:
+            self.hired.take_down()
 
     @contextmanager
     def _nodes(self) -> Iterator[_Nodes]:
