@@ -1,22 +1,22 @@
-"""What a batch costs when the answers cost nothing: rows through lease, journal, acknowledgement, commit and segment.
+"""What a batch costs when answers cost nothing: rows through lease, journal, acknowledgement, commit and segment.
 
     python bench/batch_null.py [--rows 10000 --rows 10000000] [--folder DIR] [--smoke]
 
 The engine is EMULATED: a null engine that answers every row at once. All the rest is the real code: index, broker
-(`Batches`, with its worker threads), agents (`LeaseWorker`, fsync on), the client's roller, results, export. Messages
-between them are encoded and decoded as on the wire; sockets are left out. Each phase runs in a process of its own,
-that is killed at its end (SIGKILL), so the next one always starts from what is on disk:
+(`Batches`, with its worker threads), agents (`LeaseWorker`, fsync on), the client's roller, results, export.
+Messages between them are encoded and decoded as on the wire; sockets are left out. Each phase runs in a process of
+its own that is killed at its end (SIGKILL), so the next one always starts from what is on disk:
 
     index     input -> index, validated
     run       to half of the rows
     resume    from the half: seconds to the first new row begun, then to the last row in a segment
     results   all rows compacted into the results file
     export    results file -> JSON lines
-    shredded  (most rows only) half of the rows committed in groups of two, out of order, as slow engines would have
-              them: seconds until a new broker grants the first new row
+    shredded  (most rows only) half of the rows committed in groups of two, out of order, as slow engines would
+              have them: seconds until a new broker grants the first new row
 
-"rows/s per core" is rows / CPU seconds of all threads of the phase. Memory is the peak of anonymous memory (what is
-not backed by files). Side `naive`: one process that reads the input line by line and appends JSON lines, with an
+"rows/s per core" is rows / CPU seconds of all threads of the phase. Memory is the peak of anonymous memory (what
+is not backed by files). Side `naive`: one process that reads the input line by line and appends JSON lines, with an
 fsync for every thousand. About 25 minutes for 10^7 rows. Writes bench/results/batch_null.json.
 """
 
@@ -43,12 +43,13 @@ import msgspec
 
 from exahpc.agent.leases import LeaseWorker
 from exahpc.batch.export import export
+from exahpc.batch.inputs.options import find_inputs
 from exahpc.batch.journal import FrameWriter
 from exahpc.batch.opened import load
 from exahpc.batch.plan import Parts
 from exahpc.batch.results import write_results
 from exahpc.batch.segments import Roller
-from exahpc.batch.source import index_file
+from exahpc.batch.source import index_inputs
 from exahpc.broker.batches import Batches
 from exahpc.broker.leases import Action, Grant, Leases, Log
 from exahpc.wire.messages import BatchOpen, LeaseGrant, LeaseProgress
@@ -180,7 +181,7 @@ class Line:
 def index(folder: Path, parts: Parts) -> dict[str, float]:
     parts.create()
     meter = Meter()
-    plan = index_file(folder / "in.jsonl", parts, "batch_null", model="m")
+    plan = index_inputs(find_inputs([folder / "in.jsonl"]), parts, "batch_null", model="m")
     found = meter.read(plan.rows)
     parts.save(plan)
     return found
@@ -232,7 +233,7 @@ def naive(folder: Path, parts: Parts) -> dict[str, float]:
 def events(leases: Leases, rows: int, dice: random.Random) -> Iterator[list[Action]]:
     """Leases of 256 agents whose rows end out of order, two at a time, until `rows` have ended."""
     held: dict[str, list[tuple[int, int, int]]] = {f"null/{i}": [] for i in range(256)}
-    ends = {name: 8 for name in held}
+    ends = dict.fromkeys(held, 8)
     done, now = 0, 0.0
     while done < rows:
         for name, own in held.items():
@@ -272,7 +273,7 @@ def shredded(folder: Path, parts: Parts) -> dict[str, float]:
         group += [action.event for action in actions if isinstance(action, Log)]
         if len(group) >= 2000:
             count += len(group)
-            loaded.write(group)
+            loaded.write(group, loaded.due())
             group = []
     loaded.write(group)
     loaded.writer.close()
@@ -317,7 +318,9 @@ def measure(rows: int, folder: Path, *, largest: bool) -> list[dict[str, Any]]:
     """All phases for one number of rows. Everything it wrote is removed."""
     folder.mkdir()
     write_input(folder / "in.jsonl", rows)
-    phases: list[Phase] = ["naive", *PHASES, *(["shredded"] if largest else [])]
+    phases: list[Phase] = ["naive", *PHASES]
+    if largest:
+        phases.append("shredded")
     runs = []
     for phase in phases:
         side = NAIVE if phase == "naive" else OURS
@@ -358,7 +361,7 @@ def main(rows: tuple[int, ...], folder: Path | None, smoke: bool, phase: Phase |
         packages=common.versions("msgspec", "h5py", "numpy"),
         notes=(
             "The engine is EMULATED: a null engine that answers at once. More rows/s is better.",
-            "`naive` appends JSON lines, fsync for every 1,000: no leases, no restart, no second writer, no check.",
+            "`naive` appends JSON lines, fsync for every 1,000: no leases, no resume, no second writer.",
             "`resume` starts after SIGKILL at one half; seconds_to_first_row counts from the start of the work.",
             "`shredded`: half of the rows committed in pairs, out of order; seconds until the first grant.",
             f"{AGENTS} agents of {SEQUENCES} sequences. memory_mib: peak of anonymous memory of the process.",

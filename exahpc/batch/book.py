@@ -203,24 +203,25 @@ class Book:
         return self.leases[lease]
 
     def _commit(self, event: Commit, now: float) -> None:
-        moved = 0
+        moved, size = 0, event.size
         own = self.leases.get(event.lease)
         if own is not None:
             own.since = now
             moved = self._take(own, event)
-        if moved < event.size:  # found in a journal: the row may wait, or be leased to somebody else
+        if moved < size:  # found in a journal: the row may wait, or be leased to somebody else
             wanted = [*event.rows, *event.bad]
             moved += count(self.pending.remove_all(wanted)) + count(self.isolated.remove_all(wanted))
             moved += sum(self._take(lease, event) for lease in self.holders(wanted))
-        if moved != event.size:
+        if moved != size:
             raise StateError(f"{event} commits rows that are done already")
         for blamed in self._blamed:
             if not blamed:
                 break
             for done in _both(event):
                 blamed.remove(*done)
-        self.ok += count(event.rows)
-        self.failed += count(event.bad)
+        bad = count(event.bad)
+        self.ok += size - bad
+        self.failed += bad
 
     def _take(self, lease: Lease, event: Commit) -> int:
         """The committed rows leave a lease; returns how many it held."""

@@ -23,7 +23,10 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
     """How many numbers the (disjoint) ranges hold."""
-    return sum(last - first for first, last in ranges)
+    total = 0
+    for first, last in ranges:
+        total += last - first
+    return total
 
 
 class Intervals:
@@ -84,6 +87,8 @@ class Intervals:
         high = bisect_left(self._firsts, last)
         if low >= high:
             return []
+        if high - low == 1:
+            return [self._cut(low, first, last)]
         removed = [(max(first, self._firsts[i]), min(last, self._lasts[i])) for i in range(low, high)]
         left = [(self._firsts[low], first)] if self._firsts[low] < first else []
         right = [(last, self._lasts[high - 1])] if last < self._lasts[high - 1] else []
@@ -91,6 +96,26 @@ class Intervals:
         self._lasts[low:high] = [last_ for _, last_ in left + right]
         self._size -= count(removed)
         return removed
+
+    def _cut(self, at: int, first: int, last: int) -> tuple[int, int]:
+        """Take [first, last) out of the one range that it touches; returns what was there."""
+        low, high = self._firsts[at], self._lasts[at]
+        if first <= low and last >= high:
+            del self._firsts[at], self._lasts[at]
+            self._size -= high - low
+            return low, high
+        if first <= low:
+            self._firsts[at] = last
+            first = low
+        elif last >= high:
+            self._lasts[at] = first
+            last = high
+        else:
+            self._lasts[at] = first
+            self._firsts.insert(at + 1, last)
+            self._lasts.insert(at + 1, high)
+        self._size -= last - first
+        return first, last
 
     def common(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
         """Those of these (disjoint) ranges that are in the set."""

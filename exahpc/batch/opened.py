@@ -21,9 +21,9 @@ from exahpc.errors import BatchError
 log = logging.getLogger(__name__)
 
 
-FOLD_BYTES = 8 * 2**20
-"""Commits after which their sum is written again (or more, when that is large): about 10^5 events, seconds to
-replay."""
+FOLD_BYTES = 4 * 2**20
+"""Commits after which their sum is written again (or more, when that is large): about 10^5 events, a second or
+two to replay."""
 _FOLD_SHARE = 4
 _FOLD_EVENTS = 20_000
 
@@ -55,9 +55,14 @@ class Opened:
         """Make events durable. fold: their sum and that of all before. Raises BatchError when a newer broker has
         taken over."""
         self.writer.append(events)
-        if fold is not None:
+        if fold is None:
+            return
+        self._fold_at = self.writer.end + FOLD_BYTES
+        try:
             size = folds.write(self.writer.folder, msgspec.structs.replace(fold, end=self.writer.end))
             self._fold_at = self.writer.end + max(FOLD_BYTES, _FOLD_SHARE * size)
+        except OSError as error:  # the events are safe: the next broker reads more of them
+            log.warning("the sum of %s is not written now: %s", self.writer.folder, error)
 
 
 def load(parts: Parts, batch: str, epoch: int) -> Opened:

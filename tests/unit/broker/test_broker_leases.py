@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from exahpc.batch.book import GIVEN_UP, Book
 from exahpc.batch.commits import AnyEvent, Blamed, Closed, Commit, Granted, Returned
+from exahpc.batch.folds import BookState
 from exahpc.batch.intervals import Intervals, count, ranges_of
 from exahpc.batch.salvage import Found
 from exahpc.broker.leases import LARGEST_LEASE, Action, Grant, Leases, Log, Revoke, Salvage
@@ -19,6 +21,11 @@ from exahpc.errors import StateError
 from exahpc.wire.messages import LeaseProgress
 
 BAD_ROWS = [(3, 5)]
+
+
+def told(state: BookState) -> BookState:
+    """As it comes back from a file."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=BookState)
 
 
 @dataclass
@@ -141,12 +148,15 @@ class LeasesMachine(RuleBasedStateMachine):
         self.durable += self.logged
         self.logged = []
 
-    @rule(elsewhere=st.booleans())
-    def broker_restarts(self, elsewhere: bool) -> None:
-        """What was not flushed is lost; journals are not. elsewhere: with a fleet of other agents' processes."""
+    @rule(elsewhere=st.booleans(), folded=st.integers(0, 100))
+    def broker_restarts(self, elsewhere: bool, folded: int) -> None:
+        """What was not flushed is lost; journals are not. elsewhere: with a fleet of other agents' processes.
+        folded: per cent of the events that are known from a fold."""
         self.logged, self.salvages, self.epoch = [], [], self.epoch + 1
         book = Book(self.rows, BAD_ROWS)
-        for event in self.durable:
+        for number, event in enumerate(self.durable):
+            if number == len(self.durable) * folded // 100:
+                book = Book.of_state(told(book.state()), BAD_ROWS)
             book.apply(event, 0.0)
         self.leases = Leases(self.epoch)
         self.leases.open("x", book, self.epoch, self.now)
@@ -178,7 +188,10 @@ class LeasesMachine(RuleBasedStateMachine):
                             where[row] += 1
                             assert records[row] == ok, "the named bytes hold the record"
         assert where == dict.fromkeys(range(self.rows), 1)
-        assert self.book.ok + self.book.failed + self.book.leased + self.book.waiting == self.rows
+        assert self.book.leased == sum(len(lease.held) for lease in self.book.leases.values())
+        for agent in self.agents:
+            own = {lease.lease for lease in self.book.leases.values() if lease.agent == agent}
+            assert {lease.lease for lease in self.book.of(agent)} == own
 
     def teardown(self) -> None:
         """Whatever happened: with living agents the batch ends."""
