@@ -40,7 +40,7 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "devices_per_rank": (1, 64),
     },
     StageLinks: {"group": (8, 65_536)},
-    Head: {"entries": (1, 256), "entries_on_nodes": (0, 256), "port": (0, 65_535)},
+    Head: {"entries": (1, 256), "entries_on_nodes": (0, 256), "port": (0, 65_535), "batches": (1, 256)},
     Limits: {
         "max_body_bytes": (1024, 60 * 2**20),
         "max_tokens_default": (1, None),
@@ -51,6 +51,10 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "stream_buffer_bytes": (4096, None),
         "attempts": (1, 100),
         "requests": (1, 128),
+        "upload_bytes": (1024, None),
+        "files": (1, 1_000_000),
+        "files_bytes": (1024, None),
+        "batches": (1, 100_000),
     },
     Recovery: {
         "restarts": (0, 1000),

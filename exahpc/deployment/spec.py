@@ -168,6 +168,8 @@ class Head(Frozen, frozen=True):
     """"auto": TLS unless bound to loopback."""
     slurm: SlurmResources = SlurmResources()
     """Resources of the head's job, where they differ from [slurm]."""
+    batches: int = 4
+    """Submitted batches that run at once; others wait, those of the owner with the fewest running first."""
     interface: str | None = None
     """Network interface whose address broker and entries publish, where the head's machine (a login node) names it
     otherwise than the nodes; default: `launcher.interface`."""
@@ -196,6 +198,14 @@ class Limits(Frozen, frozen=True):
     """Times that one request may be sent to a replica."""
     requests: int = 16
     """Choices (`n`) of one request at most."""
+    upload_bytes: int = 2**30
+    """Largest file of one upload; beyond that 413."""
+    files: int = 1000
+    """Files that one owner may have (uploads and what batches made of them); beyond that uploads are refused."""
+    files_bytes: int = 64 * 2**30
+    """Bytes of all these files together."""
+    batches: int = 100
+    """Batches of one owner that have not ended, ordered over HTTP; beyond that 429."""
 
 
 class Recovery(Frozen, frozen=True):

@@ -20,6 +20,7 @@ from exahpc.entry.exchange import Exchange
 from exahpc.entry.http1 import Request
 from exahpc.entry.keys import Keys
 from exahpc.entry.ledger import Record
+from exahpc.entry.library import Library
 from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
 from exahpc.openai.body import printable, shortened
@@ -40,8 +41,9 @@ _MOST_CHOICES = 4096  # kept apart for a re-send; the agent refuses far fewer (l
 class Gateway:
     """One entry's HTTP side. `dispatch` is set when the loop runs."""
 
-    def __init__(self, deployment: Deployment, keys: Keys, index: int) -> None:
+    def __init__(self, deployment: Deployment, keys: Keys, index: int, library: Library) -> None:
         self.dispatch: Dispatch
+        self._library = library
         self._deployment, self._keys, self._index = deployment, keys, index
         self._limits, self._name = deployment.limits, deployment.served_name
         self._affine = deployment.routing.prefix_affinity
@@ -73,6 +75,8 @@ class Gateway:
                 raise too_large(request.length, self.body_bytes)
         elif path in (_MODELS, b"/metrics") or path.startswith(_MODELS + b"/"):
             _require(request, b"GET")
+        elif self._library.knows(path):
+            self._library.admit(request)
         else:
             raise RequestError(f"there is no {_shown(path)} here", status=404, code="not_found")
 
@@ -89,6 +93,8 @@ class Gateway:
         elif request.path == b"/metrics":
             page = metrics.text(self.dispatch.desk, self._index, self._deployment.wanted_replicas)
             connection.respond(200, page, _TEXT)
+        elif self._library.knows(request.path):
+            return self._library.serve(request, connection)
         else:
             connection.respond(200, self._models(_shown(request.path)))
         return None

@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None  # whose turn it is to be answered
         self._ahead: deque[Request] = deque()  # sent before the current one was answered
         self._left: Callable[[], None] | None = None
+        self._awaits_taken: asyncio.Future[None] | None = None
         self._deadline = self.loop.time() + REQUEST_SECONDS
 
     # --- the transport ---
@@ -78,16 +79,29 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._deaf = True
         self._reader.close()
+        for request in self._ahead:
+            if request.sink is not None:
+                request.sink.abort()
         self._ahead.clear()
         left, self._left = self._left, None
         if left is not None:
             left()
+        self.resume_writing()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
+        awaited, self._awaits_taken = self._awaits_taken, None
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
+
+    async def taken(self) -> None:
+        """While paused: wait until the client has read enough for more, or has left. One waits at a time."""
+        if self.paused:
+            self._awaits_taken = self.loop.create_future()
+            await self._awaits_taken
 
     def data_received(self, data: bytes) -> None:
         if not self._deaf and (error := self._reader.feed(data)) is not None:
@@ -128,12 +142,36 @@ class Connection(asyncio.Protocol):
         if request is self._current and request.error is not None:
             self.refuse(request.error)
 
+    def part(self, request: Request, data: bytes) -> None:
+        if request.sink is not None:
+            request.sink.feed(data, self)
+
     def whole(self, request: Request) -> None:
         if request is self._current:
             if request.answered:
                 self._proceed()
             else:
                 self._serve(request)
+
+    # --- a body that is too large for memory (see `http1.Sink`) ---
+
+    def hold(self, holding: bool) -> None:
+        """Read no more from the client, or go on."""
+        if self.transport.is_closing():
+            return
+        if holding:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def more_time(self) -> None:
+        self._deadline = self.loop.time() + REQUEST_SECONDS
+
+    def turned_down(self, request: Request, error: RequestError) -> None:
+        """What takes a body refuses it: the rest of it is read past."""
+        if not request.complete and not request.answered:
+            request.error = error
+            self.too_large(request)
 
     # --- one request after the other ---
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import http
-from urllib.parse import unquote_to_bytes
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import httptools
 
@@ -12,7 +13,16 @@ from exahpc.openai.errors import error_body
 
 JSON = b"content-type: application/json\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-WANTED = frozenset((b"authorization", b"content-length", b"expect", b"transfer-encoding", b"x-exahpc-deadline"))
+WANTED = frozenset(
+    (
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"transfer-encoding",
+        b"x-exahpc-deadline",
+    )
+)
 """Header fields that a request keeps."""
 
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
@@ -23,14 +33,24 @@ _FINAL = b"x-should-retry: false\r\n"  # OpenAI's clients ask again by themselve
 _BEARER = b"www-authenticate: Bearer\r\n"
 
 
+class Sink(Protocol):
+    """What takes a body that is not kept in memory."""
+
+    def feed(self, data: bytes, client: Any) -> None:
+        """The next bytes. client: the connection that they come from."""
+
+    def abort(self) -> None:
+        """No more will come. No error when all came."""
+
+
 class Request:
     """What a client asks, and how far it is.
 
     path: without the query, percent signs decoded; key: name of the API key, once it is known; deadline: field
     x-exahpc-deadline as sent; length: announced size of the body in bytes; expects: the
     client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy: HTTP/1.0,
-    which knows no chunks: a stream ends with its connection; body: whole when `complete`; error: why its head or
-    size refused it; answered: the last byte of its answer was written.
+    which knows no chunks: a stream ends with its connection; body: whole when `complete`, or empty where a `sink`
+    takes it; error: why its head or size refused it; answered: the last byte of its answer was written.
     """
 
     __slots__ = (
@@ -38,6 +58,7 @@ class Request:
         "authorization",
         "body",
         "complete",
+        "content_type",
         "deadline",
         "error",
         "expects",
@@ -47,19 +68,29 @@ class Request:
         "length",
         "method",
         "path",
+        "sink",
+        "target",
     )
 
     def __init__(self, method: bytes, target: bytes, head: dict[bytes, bytes]) -> None:
         """target: as sent; head: the fields of WANTED, names in lower case."""
-        self.method, self.path = method, _path(target)
+        self.method, self.target, self.path = method, target, _path(target)
         self.authorization, self.key = head.get(b"authorization"), ""
         self.deadline = head.get(b"x-exahpc-deadline")
+        self.content_type = head.get(b"content-type")
         self.length = int(head.get(b"content-length", 0))
         self.expects = b"expect" in head
         self.keep_alive, self.legacy = True, False
         self.body = b""
         self.complete = self.answered = False
         self.error: RequestError | None = None
+        self.sink: Sink | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What stands behind the question mark; of a name that comes twice, the last."""
+        text = self.target.partition(b"?")[2].decode("utf-8", "replace")
+        return dict(parse_qsl(text, keep_blank_values=True))
 
 
 def _path(target: bytes) -> bytes:

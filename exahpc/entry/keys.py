@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 
-from exahpc.wire.folder import Folder
+from exahpc.wire.folder import UNNAMED, Folder
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class Keys:
         self._folder = folder
         self._salt = os.urandom(32)
         self._names: dict[bytes, str] = {}
+        self._owners: dict[bytes, str] = {}
         self._seen: tuple[int, int, int] | None = None
         self.reload()
 
@@ -39,6 +40,7 @@ class Keys:
             self._seen = None
             return
         self._names = {self._digest(key.encode()): name for key, name in keys.items()}
+        self._owners = {self._digest(key.encode()): _owner(key, name) for key, name in keys.items()}
         self._seen = seen
         log.info("%d API keys", len(keys))
 
@@ -50,3 +52,14 @@ class Keys:
         if authorization is None or authorization[:7].lower() != b"bearer ":
             return None
         return self._names.get(self._digest(authorization[7:].strip()))
+
+    def owner(self, authorization: bytes) -> str:
+        """Who owns what a key that `check` let in uploads and orders. Keys of one name share it, so a key can be
+        replaced under its name; a key without a name is an owner by itself, wherever it stands in the file."""
+        return self._owners[self._digest(authorization[7:].strip())]
+
+
+def _owner(key: str, name: str) -> str:
+    if not name.startswith(UNNAMED):
+        return f"name {name}"
+    return f"key {hashlib.blake2b(key.encode(), digest_size=16, person=b'exahpc owner').hexdigest()}"

@@ -19,6 +19,7 @@ from exahpc.entry.app import Gateway
 from exahpc.entry.connection import Connection
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.keys import Keys
+from exahpc.entry.library import Library
 from exahpc.entry.listen import BACKLOG, Listener, listen
 from exahpc.errors import RequestError
 from exahpc.wire import link
@@ -56,7 +57,7 @@ def run(folder: Folder, index: int, beside: str = "") -> None:
 async def _serve(
     deployment: Deployment, folder: Folder, keys: Keys, listener: Listener, index: int, node: str
 ) -> None:
-    gateway = Gateway(deployment, keys, index)
+    gateway = Gateway(deployment, keys, index, Library(deployment, folder, keys))
     gateway.dispatch = Dispatch(
         deployment,
         link.context(),

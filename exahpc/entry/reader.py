@@ -16,13 +16,16 @@ MAX_HEAD_BYTES = 65536
 
 
 class Owner(Protocol):
-    """Who is told of requests: for each `begins`, then `head`, then `too_large` perhaps, then `whole`."""
+    """Who is told of requests: for each `begins`, `head`, then `part`s and `too_large` perhaps, then `whole`."""
 
     def begins(self) -> None:
         """The first byte of a request came."""
 
     def head(self, request: Request) -> None:
         """Its head is here. Sets `error` when its body is of no interest."""
+
+    def part(self, request: Request, data: bytes) -> None:
+        """Part of its body, which `sink` takes."""
 
     def too_large(self, request: Request) -> None:
         """Its body exceeds the bound; `error` says so, the rest of it is read past."""
@@ -79,6 +82,8 @@ class Reader:
     def close(self) -> None:
         """Nothing comes any more."""
         self._parser = None  # it holds us
+        if self._request is not None and self._request.sink is not None:
+            self._request.sink.abort()
 
     # --- what the parser calls ---
 
@@ -107,6 +112,9 @@ class Reader:
     def on_body(self, data: bytes) -> None:
         request = self._request
         if request is None or request.error is not None:
+            return
+        if request.sink is not None:
+            self._owner.part(request, data)
             return
         self._parts.append(data)
         self._size += len(data)

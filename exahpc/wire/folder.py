@@ -15,6 +15,8 @@ Layout (folder 0700, every file 0600; all replaced atomically, so a reader sees 
     versions/assigned/POOL.TASK   the label that this task loads at its start, where it has one of its own
     slurm/                        job ids; local/: process ids of the local launcher
     local/wanted/POOL.TASK        with it and `[pool.scaling]`: this task is wanted
+    batches/ID/                   submitted batches: see `tray`
+    files/                        uploads, and what batches made of them: see `shelf`
     logs/                         head-*.log, POOL-TASK/*.log
 """
 
@@ -34,6 +36,8 @@ from exahpc.errors import DeploymentError, LinkError
 from exahpc.wire.link import FleetKey
 
 T = TypeVar("T")
+UNNAMED = "key "
+"""What the name of a key begins with that was given none."""
 
 
 class HeadRecord(msgspec.Struct, frozen=True):
@@ -205,7 +209,7 @@ class Folder:
         for number, line in enumerate((self.path / "secrets" / "api_keys").read_text().splitlines(), 1):
             name, _, key = line.strip().rpartition(":")
             if key:
-                keys[key] = name or f"key {number}"
+                keys[key] = name or f"{UNNAMED}{number}"
         return keys
 
     def _read(self, name: str, kind: type[T]) -> T | None:

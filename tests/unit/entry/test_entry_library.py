@@ -1,0 +1,264 @@
+"""`/v1/files` and `/v1/batches` of an entry, under the official client and under rude ones. No clerk runs here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from exahpc.wire.folder import write_atomic
+from exahpc.wire.shelf import Shelf
+from exahpc.wire.submissions import FileRecord, State
+from exahpc.wire.tray import Tray
+from tests.live import until
+from tests.unit.entry.conftest import KEY, Own, Running, _own
+
+pytestmark = pytest.mark.timeout(60)
+LIMITS = "upload_bytes = 3000000\nfiles = 6\nfiles_bytes = 8000000\nbatches = 2"
+OTHER, NAMELESS = "sk-other-0123456789", "sk-nameless-0123456789"
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[Own]:
+    with contextlib.contextmanager(_own)({"limits": LIMITS}) as made:
+        keys = f"me:{KEY}\nother:{OTHER}\n{NAMELESS}\n"
+        write_atomic(made.folder.path / "secrets" / "api_keys", keys.encode())
+        made.entry.until(lambda: made.entry.get("/v1/models", headers=bearer(NAMELESS)).status_code == 200)
+        yield made
+
+
+@pytest.fixture
+def entry(library: Own) -> Iterator[Running]:
+    yield library.entry
+    shelf = Shelf(library.folder.path, "name me")
+    for file in shelf.ids():
+        shelf.delete(file)
+    tray = Tray(library.folder.path)
+    for batch in tray.ids():
+        tray.save(batch, State("failed"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def client_of(entry: Running, key: str) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=entry.base + "/v1", api_key=key, max_retries=0, http_client=httpx.Client(verify=False)
+    )
+
+
+def upload(client: openai.OpenAI, data: bytes = LINE, name: str = "in.jsonl") -> Any:
+    return client.files.create(file=(name, io.BytesIO(data)), purpose="batch")
+
+
+def files_of(entry: Running) -> list[Path]:
+    root = entry.folder.path / "files"
+    return [path for path in root.rglob("*") if path.is_file()] if root.is_dir() else []
+
+
+def test_a_file_is_kept_byte_for_byte_listed_and_deleted(entry: Running) -> None:
+    client = entry.client()
+    data = os.urandom(2_500_000)
+    made = upload(client, data, "dir/ünï.jsonl")
+    assert (made.object, made.purpose, made.bytes, made.filename) == ("file", "batch", len(data), "ünï.jsonl")
+    assert client.files.retrieve(made.id) == made
+    assert client.files.content(made.id).content == data
+    second = upload(client)
+    assert [file.id for file in client.files.list().data] == [second.id, made.id]
+    assert [file.id for file in client.files.list(order="asc", limit=1)] == [made.id, second.id], "over two pages"
+    assert client.files.list(purpose="batch_output").data == []
+    assert client.files.delete(made.id).deleted
+    for ask in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files_of(entry))
+
+
+def test_a_key_sees_only_what_belongs_to_its_name(entry: Running) -> None:
+    mine, others, nameless = entry.client(), client_of(entry, OTHER), client_of(entry, NAMELESS)
+    file = upload(mine)
+    batch = mine.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    for client in (others, nameless):
+        assert client.files.list().data == []
+        assert client.batches.list().data == []
+        for ask in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(file.id)
+        for about in (client.batches.retrieve, client.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                about(batch.id)
+        with pytest.raises(openai.NotFoundError, match="upload it first"):
+            client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    assert mine.batches.retrieve(batch.id) == batch
+
+
+def test_what_is_no_batch_file_is_refused_and_leaves_nothing(entry: Running) -> None:
+    client = entry.client()
+    with pytest.raises(openai.BadRequestError, match="purpose: 'vision' is not served"):
+        client.files.create(file=("x", io.BytesIO(LINE)), purpose="vision")
+    with pytest.raises(openai.BadRequestError, match="file: it is empty"):
+        upload(client, b"")
+    with pytest.raises(openai.BadRequestError, match="files stay until they are deleted"):
+        client.files.create(
+            file=("x", io.BytesIO(LINE)), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+    assert entry.post("/v1/files", json={"purpose": "batch"}).status_code == 415
+    cut = entry.post(
+        "/v1/files",
+        content=b"--b\r\n",
+        headers=entry.headers | {"Content-Type": "multipart/form-data; boundary=b"},
+    )
+    assert (cut.status_code, cut.json()["error"]["code"]) == (400, "bad_form")
+    until("nothing is left", lambda: not files_of(entry), 10)
+    assert client.files.list().data == []
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_file_that_is_too_large_is_refused_at_once(entry: Running, announced: bool) -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * 4_000_000
+    body: Any = form if announced else iter([form[i : i + 65536] for i in range(0, len(form), 65536)])
+    headers = entry.headers | {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = entry.post("/v1/files", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
+    assert "limits.upload_bytes" in answer.json()["error"]["message"]
+    until("nothing is left", lambda: not files_of(entry), 10)
+
+
+def test_an_owner_has_a_bound_on_files_and_bytes_and_a_delete_makes_room(entry: Running) -> None:
+    client = entry.client()
+    made = [upload(client, b"x" * 2_500_000) for _ in range(3)]
+    with pytest.raises(openai.APIStatusError, match=r"limits\.files_bytes") as caught:
+        upload(client, b"x" * 2_500_000)
+    assert caught.value.status_code == 413
+    client.files.delete(made[0].id)
+    made = [*made[1:], *(upload(client) for _ in range(4))]
+    with pytest.raises(openai.APIStatusError, match=r"limits\.files"):
+        upload(client)
+    for file in made:
+        client.files.delete(file.id)
+    upload(client)
+
+
+def test_an_upload_whose_client_leaves_is_forgotten_and_the_next_one_works(entry: Running) -> None:
+    host, port = entry.base.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 2000000\r\n"
+        'Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\nContent-Disposition: form-data; name="file"; '
+        'filename="x"\r\n\r\n'
+    )
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + b"x" * 1_000_000)
+        until("it is on its way to disk", lambda: any(p.suffix == ".part" for p in files_of(entry)), 10)
+    until("nothing is left of it", lambda: not files_of(entry), 10)
+    upload(entry.client())
+
+
+def test_while_many_upload_and_download_models_are_still_answered(entry: Running) -> None:
+    client, problems = entry.client(), []
+    data = os.urandom(2_000_000)
+
+    def work() -> None:
+        try:
+            file = upload(client, data)
+            assert client.files.content(file.id).content == data
+            client.files.delete(file.id)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert client.models.list().data
+    assert not problems
+
+
+def test_a_batch_is_ordered_listed_page_by_page_and_cancelled_once(entry: Running) -> None:
+    client = entry.client()
+    file = upload(client)
+    order: dict[str, Any] = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = client.batches.create(**order, metadata={"job": "nightly"})
+    assert (made.object, made.status, made.endpoint) == ("batch", "validating", "/v1/completions")
+    assert (made.metadata, made.input_file_id) == ({"job": "nightly"}, file.id)
+    assert made.expires_at == made.created_at + 24 * 3600
+    client.files.delete(file.id)
+    tray = Tray(entry.folder.path)
+    assert (tray.folder(made.id) / "input.jsonl").read_bytes() == LINE, "the batch does not need the file's name"
+    file = upload(client)
+    second = client.batches.create(**{**order, "input_file_id": file.id})
+    first_page = client.batches.list(limit=1)
+    assert ([b.id for b in first_page.data], first_page.has_more) == ([second.id], True)
+    assert [b.id for b in client.batches.list(limit=1)][:2] == [second.id, made.id]
+    with pytest.raises(openai.RateLimitError, match=r"limits\.batches"):
+        client.batches.create(**{**order, "input_file_id": file.id})
+    cancelled = client.batches.cancel(made.id)
+    assert cancelled.status == "cancelling"
+    assert client.batches.cancel(made.id) == cancelled, "asking twice changes nothing"
+    tray.save(made.id, State("cancelled", times={"cancelled": 7}))
+    assert client.batches.retrieve(made.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError, match="nothing to cancel"):
+        client.batches.cancel(made.id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "/v1/chat/completions"),
+        ({"completion_window": "soon"}, "24h"),
+        ({"completion_window": None}, "24h"),
+        ({"input_file_id": None}, "upload the input"),
+        ({"metadata": {"k": "v" * 513}}, "512"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "delete them"),
+    ],
+)
+def test_a_wrong_order_is_named(entry: Running, changed: dict[str, Any], names: str) -> None:
+    order = {"input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h"} | changed
+    answer = entry.post("/v1/batches", json={k: v for k, v in order.items() if v is not None})
+    assert answer.status_code == 400
+    assert names in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == next(iter(changed))
+
+
+def test_what_a_batch_made_is_no_input(entry: Running) -> None:
+    shelf = Shelf(entry.folder.path, "name me")
+    shelf.create()
+    file = shelf.new_id()
+    shelf.part(file).write_bytes(LINE)
+    shelf.publish(FileRecord(file, len(LINE), 1, "x", "batch_output"))
+    with pytest.raises(openai.BadRequestError, match='purpose "batch_output"'):
+        entry.client().batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="24h")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/files/..%2f..%2fsecrets", 404),
+        ("GET", "/v1/files/file-0", 404),
+        ("GET", "/v1/files/file-000000000000000000000000/x", 404),
+        ("GET", "/v1/files/../../secrets/api_keys/content", 404),
+        ("PUT", "/v1/files", 405),
+        ("GET", "/v1/batches/batch_0/cancel", 405),
+        ("POST", "/v1/batches/batch_0/cancel", 404),
+        ("GET", "/v1/batchesx", 404),
+        ("GET", "/v1/files?limit=0", 400),
+        ("GET", "/v1/batches?limit=many", 400),
+    ],
+)
+def test_ways_that_lead_nowhere_end_in_an_openai_error(
+    entry: Running, method: str, path: str, status: int
+) -> None:
+    answer = entry.request(method, path)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+    assert entry.request(method, path, headers={}).status_code == 401
