@@ -16,8 +16,8 @@ its own that is killed at its end (SIGKILL), so the next one always starts from 
               have them: seconds until a new broker grants the first new row
 
 "rows/s per core" is rows / CPU seconds of all threads of the phase. Memory is the peak of anonymous memory (what
-is not backed by files). Side `naive`: one process that reads the input line by line and appends JSON lines, with an
-fsync for every thousand. About 25 minutes for 10^7 rows. Writes bench/results/batch_null.json.
+is not backed by files). Side `naive`: one process that reads the input line by line and appends JSON lines, with
+an fsync for every thousand. About 25 minutes for 10^7 rows. Writes bench/results/batch_null.json.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _BLOCK = 1024
 class Lease:
     """Rows that one agent works on. first, last: what was granted; begun: time of the grant; since: of the grant
     or of the last progress; soft: was asked to hand back what it did not start; closing: ends when its agent's
-    journals have been looked through; unheard: granted by an earlier broker, and the time until which its agent
-    must say that it still holds it; alone: of an isolated row."""
+    journals have been looked through; blameless: its agent was told to end; unheard: granted by an earlier broker,
+    and the time until which its agent must say that it still holds it; alone: of an isolated row."""
 
     lease: int
     agent: str
@@ -47,6 +47,7 @@ class Lease:
     since: float
     soft: bool = False
     closing: bool = False
+    blameless: bool = False
     unheard: float | None = None
     alone: bool = False
 

@@ -145,9 +145,10 @@ class Batches:
         self._perform(self._leases.hello(agent, leases, now), now)
         return self._for(agent)
 
-    def agent_lost(self, agent: str, now: float) -> None:
+    def agent_lost(self, agent: str, now: float, *, orderly: bool = False) -> None:
+        """orderly: it was told to end; its rows have no part in that."""
         self._hellos.pop(agent, None)
-        self._perform(self._leases.agent_lost(agent, now), now)
+        self._perform(self._leases.agent_lost(agent, now, orderly=orderly), now)
 
     def tick(self, now: float) -> list[tuple[str, LeaseRevoke]]:
         """Call several times a second. Takes in what threads finished and starts what is due; (agent, message)

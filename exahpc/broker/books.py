@@ -20,6 +20,15 @@ class Books:
         agent = self._roster.on(peer)
         return agent.key if agent is not None and (agent.role, agent.phase) == ("current", "alive") else None
 
+    def reporter_of(self, peer: bytes) -> str | None:
+        """The agent on this connection, whatever it is: what one has done counts also when it leaves."""
+        agent = self._roster.on(peer)
+        return agent.key if agent is not None else None
+
+    def leaving(self, key: str) -> bool:
+        """Whether an agent of this task ends beside the current one, because that one succeeded it."""
+        return key in self._roster.leaving
+
     def peer_of(self, key: str) -> bytes | None:
         agent = self._roster.current.get(key)
         return agent.peer if agent is not None and agent.phase == "alive" else None

@@ -267,9 +267,12 @@ class Leases:
             *(Revoke(agent, lease) for lease in sorted(alive - known)),
         ]
 
-    def agent_lost(self, agent: str, now: float) -> list[Action]:
-        """Nothing more is expected from this agent (what does come late still counts)."""
+    def agent_lost(self, agent: str, now: float, *, orderly: bool = False) -> list[Action]:
+        """Nothing more is expected from this agent (what does come late still counts). orderly: it was told to
+        end: no row is to blame."""
         self._askers.forget(agent)
+        for _, lease in self._held_by(agent):
+            lease.blameless |= orderly
         return [action for action in self.hello(agent, (), now) if isinstance(action, Salvage)]
 
     def salvaged(self, agent: str, batch: str, found: Iterable[Found], now: float) -> list[Action]:
@@ -280,7 +283,8 @@ class Leases:
         actions = [action for item in found for action in self._commit(opened, batch, item, None, now)]
         for lease in opened.book.of(agent):
             if lease.closing:
-                actions.append(self._log(batch, Blamed(list(lease.held)), now))
+                if not lease.blameless:
+                    actions.append(self._log(batch, Blamed(list(lease.held)), now))
                 actions.append(self._log(batch, Closed(lease.lease), now))
         return actions
 

@@ -210,7 +210,7 @@ class Broker:
                 if key is not None and not self._draining:
                     self._send_all(peer, self._batches.want(key, message.rows, self._fleet.epoch, now))
             case m.LeaseProgress():
-                key = self._agent_on(peer, now)
+                key = self._agent_on(peer, now) or self._fleet.reporter_of(peer)
                 if key is not None:
                     self._send_all(peer, self._batches.progress(key, message, now))
             case m.EntryHello():
@@ -284,7 +284,7 @@ class Broker:
                     self._send_all(action.peer, revoked)
                 case Down():
                     _log.warning("agent %s is away: %s", action.key, action.why)
-                    self._batches.agent_lost(action.key, now)
+                    self._batches.agent_lost(action.key, now, orderly=self._fleet.leaving(action.key))
                     self._policies.down(action.key, now)
                 case Coming():
                     view = action.view

@@ -148,6 +148,16 @@ def test_who_has_most_beyond_its_size_gives_first() -> None:
     assert leases.tick(10.5) == [], "looked at once a second"
 
 
+def test_rows_of_an_agent_that_was_told_to_end_are_not_blamed() -> None:
+    leases, _ = opened(1)
+    for number in range(5):
+        (grant,) = grants(leases.want(f"a/{number}", 1, 0.0))
+        assert (grant.alone, grant.given_up) == (False, "")
+        leases.agent_lost(f"a/{number}", 1.0, orderly=True)
+        leases.hello(f"a/{number}", [], 1.0)
+        leases.salvaged(f"a/{number}", "x", [], 2.0)
+
+
 class Unread(dict[int, Lease]):
     """Leases that nobody may go through."""
 
