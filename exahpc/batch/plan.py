@@ -47,7 +47,8 @@ Index = npt.NDArray[np.void]
 
 class InputFile(msgspec.Struct, frozen=True):
     """One input. size, mtime_ns, digest (SHA-256): of the file as the user gave it; rows: how many came from it;
-    form: how its rows are written (`batch.inputs.rows`); copy: name below rows/ when it is not read in place."""
+    form: how its rows are written; copy: name below rows/ when it is not read in place; unit: what `line` of the
+    index counts in this file, "line" or "row"."""
 
     path: str
     size: int
@@ -56,11 +57,7 @@ class InputFile(msgspec.Struct, frozen=True):
     rows: int
     form: Form = "request"
     copy: str | None = None
-
-    @property
-    def unit(self) -> str:
-        """What `line` counts in this file, for messages."""
-        return "row" if self.form == "prompt" else "line"
+    unit: str = "line"
 
 
 class BatchPlan(msgspec.Struct, frozen=True):

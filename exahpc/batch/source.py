@@ -1,137 +1,38 @@
-"""Index and validate an OpenAI batch file in one pass: before any node is asked for, in memory that hardly grows.
+"""Index and validate the inputs of a batch in one pass: before any node is asked for, in memory that hardly grows.
 
-Per row 21 bytes go to the index on disk; 8 bytes (a hash of custom_id) stay in memory to find duplicates.
+On disk: 21 bytes a row, and 4 when the run order is not the input order. In memory, at most 16 bytes a row: to
+find repeated custom_ids, then to find the run order, then nothing.
 """
 
 from __future__ import annotations
 
-import array
 import hashlib
 import os
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from zlib import crc32
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from exahpc.batch.inputs.blocks import Block, blocks
+from exahpc.batch.inputs.copies import copy, form_in_place
+from exahpc.batch.inputs.detect import Found, detect
+from exahpc.batch.inputs.duplicates import Ids
+from exahpc.batch.inputs.forms import RowForm, not_utf8
 from exahpc.batch.inputs.options import Inputs, find_inputs
-from exahpc.batch.journal import FrameWriter, Record, error_body
-from exahpc.batch.lines import LONGEST_LINE, Flaw, Row, id_bytes, parse_line
-from exahpc.batch.plan import BAD, INDEX, KINDS, SOURCE, BatchPlan, InputFile, Parts
+from exahpc.batch.inputs.order import TRAITS, costs, prefixes, run_order
+from exahpc.batch.inputs.reader import RowReader, row_form
+from exahpc.batch.lines import LONGEST_LINE, Flaw
+from exahpc.batch.npy import NpyWriter
+from exahpc.batch.plan import BAD, INDEX, BatchPlan, InputFile, Parts, one_digest
+from exahpc.batch.rejects import Rejects
 from exahpc.errors import BatchError
 
-_BOM = b"\xef\xbb\xbf"
-_BLOCK = 16384  # rows per write of the index
-_SHOWN = 50  # bad lines listed in the error; all of them are in bad.jsonl
-
 Progress = Callable[[int, int], None]
-
-
-class _Rejects:
-    """Bad rows, written out as they are found: error records, report; only a few stay in memory."""
-
-    def __init__(self, parts: Parts) -> None:
-        path = parts.journal_file(SOURCE)
-        path.unlink(missing_ok=True)
-        self._records = FrameWriter(path)
-        self._report_path = parts.bad
-        self._report = os.fdopen(os.open(parts.bad, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
-        self._reasons: Counter[str] = Counter()
-        self._shown: list[str] = []
-        self.rows = array.array("I")
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    def add(self, row: int, line: int, flaw: Flaw) -> None:
-        position = self.count  # bad rows come first in run order
-        self.rows.append(row)
-        if len(self._reasons) < 1000 or flaw.reason in self._reasons:
-            self._reasons[flaw.reason] += 1
-        if len(self._shown) < _SHOWN:
-            self._shown.append(f"  line {line}: {flaw.reason}")
-        self._report.write(msgspec.json.encode({"line": line, "reason": flaw.reason}) + b"\n")
-        body = error_body(f"line {line}: {flaw.reason}", kind="invalid_request_error", code="bad_line")
-        record = Record(position, line, 400, id_bytes(flaw.custom_id), body, 0, 0, 0, 0, SOURCE)
-        self._records.append([msgspec.msgpack.encode(record)])
-
-    def close(self) -> int:
-        """Make the records durable; returns the length of journal/source."""
-        self._report.close()
-        self._records.sync()
-        self._records.close()
-        return self._records.end
-
-    def story(self, path: Path, rows: int) -> str:
-        reason, times = self._reasons.most_common(1)[0]
-        head = f"{self.count} of {rows} rows of {path} cannot be run"
-        if times > 1:
-            head += f" (commonest, {times} times: {reason})"
-        hidden = self.count - len(self._shown)
-        more = [f"  ... and {hidden} more, all listed in {self._report_path}"] if hidden else []
-        advice = "Correct them, or skip bad lines: each then becomes an error record."
-        return "\n".join([f"{head}:", *self._shown, *more, advice])
-
-
-def _lines(file: BinaryIO, digest: hashlib._Hash) -> Iterator[tuple[int, int, bytes]]:
-    """(line number, offset, line without its end) of each non-blank line; of an over-long one only the start."""
-    offset, number = 0, 0
-    while line := file.readline(LONGEST_LINE + 2):
-        digest.update(line)
-        start, number, piece = offset, number + 1, line
-        offset += len(line)
-        while not piece.endswith(b"\n") and (piece := file.readline(1 << 20)):
-            digest.update(piece)
-            offset += len(piece)
-        whole = offset == start + len(line)
-        if number == 1 and line.startswith(_BOM):
-            line, start = line[len(_BOM) :], start + len(_BOM)
-        if whole:
-            line = line.rstrip(b"\r\n")
-        if line.strip():
-            yield number, start, line
-
-
-class _IndexFile:
-    """index.npy, written in blocks; the header is filled in at the end, when the number of rows is known."""
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        self.rows = 0
-        self._entries: list[tuple[int, int, int, int, int]] = []
-        self._header(1 << 50)
-        self._start = self._file.tell()
-
-    def _header(self, rows: int) -> None:
-        # NumPy pads the header for growth of the first axis, so a smaller number never makes it longer
-        header = {"descr": np.lib.format.dtype_to_descr(INDEX), "fortran_order": False, "shape": (rows,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-
-    def add(self, entry: tuple[int, int, int, int, int]) -> None:
-        self._entries.append(entry)
-        self.rows += 1
-        if len(self._entries) == _BLOCK:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._file.write(np.array(self._entries, INDEX).tobytes())
-        self._entries.clear()
-
-    def close(self) -> None:
-        self._flush()
-        self._file.seek(0)
-        self._header(self.rows)
-        if self._file.tell() != self._start:
-            raise BatchError("NumPy changed the layout of .npy headers: report this version of NumPy")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+"""(bytes of the inputs that are done, all)."""
+_CHUNK = 4 << 20
+_STEP = 4096
 
 
 def index_inputs(
@@ -143,90 +44,163 @@ def index_inputs(
     skip_invalid: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> BatchPlan:
-    """Validate all inputs and write index, error records and report into `parts`; the manifest is the caller's.
+    """Validate all inputs; write index, run order, error records and report into `parts`. The manifest is the
+    caller's.
 
-    model: the served name, when known: a row that names another is bad. skip_invalid: go on with the good rows;
-    each bad one becomes an error record. progress(bytes done, bytes in all) is called about every 16k rows.
-    Raises BatchError naming every bad line (the first 50, and the file with all) unless skip_invalid.
+    model: the served name, when known: a row that does not name it is bad. skip_invalid: go on with the good rows,
+    each bad one becomes an error record. progress is called several times a second. Raises BatchError for inputs
+    that cannot be read, and, unless skip_invalid, naming every bad row: the first 50, and the file with all.
     """
-    (path,) = inputs.paths
-    hashes = array.array("q")
-    digest = hashlib.sha256()
-    rejects = _Rejects(parts)
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise BatchError(f"input {path} cannot be read: {error.strerror}") from error
-    with file:
-        before = os.fstat(file.fileno())
-        index = _IndexFile(parts.index)
-        for number, offset, line in _lines(file, digest):
-            row, found = index.rows, parse_line(line)
-            if isinstance(found, Row) and model is not None and found.model not in (None, model):
-                reason = f"model {found.model!r} is not served here: this deployment serves {model!r}"
-                found = Flaw(reason, found.custom_id)
-            hashes.append(hash(found.custom_id if found.custom_id is not None else (row, "no id")))
-            if isinstance(found, Flaw):
-                rejects.add(row, number, found)
-            kind = BAD if isinstance(found, Flaw) else KINDS.index(found.kind)
-            index.add((offset, len(line), number, zlib.crc32(line), kind))
-            if row % _BLOCK == 0:
-                progress(file.tell(), before.st_size)
-        index.close()
-        after = os.fstat(file.fileno())
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise BatchError(f"input {path} changed while it was read: run again when nothing writes to it")
-    if not index.rows:
-        raise BatchError(f"input {path} holds no rows: one JSON object a line is needed")
-    progress(before.st_size, before.st_size)
-    _find_duplicates(path, parts, np.frombuffer(hashes, np.int64), rejects)
-    source_end = rejects.close()
-    _write_order(parts, index.rows, rejects.rows)
-    if rejects.count and not skip_invalid:
-        raise BatchError(rejects.story(path, index.rows))
-    file_of = InputFile(str(path), before.st_size, before.st_mtime_ns, digest.hexdigest(), index.rows)
-    return BatchPlan(
+    pass_ = _Pass(inputs, parts, model, progress)
+    files = tuple(pass_.index(number, found) for number, found in enumerate(pass_.found))
+    pass_.close()
+    plan = BatchPlan(
         batch=batch,
-        inputs=(file_of,),
-        digest=digest.hexdigest(),
-        rows=index.rows,
-        bad=rejects.count,
-        source_end=source_end,
+        inputs=files,
+        digest=one_digest([file.digest for file in files]),
+        rows=pass_.index_file.items,
+        bad=0,
+        source_end=0,
         model=model,
         options=inputs.options,
     )
-
-
-def _write_order(parts: Parts, rows: int, bad: array.array[int]) -> None:
-    parts.order.unlink(missing_ok=True)
-    if bad:
-        good = np.setdiff1d(np.arange(rows, dtype=np.uint32), np.array(bad, np.uint32))
-        np.save(parts.order, np.concatenate([np.array(bad, np.uint32), good]))
+    if not plan.rows:
+        raise BatchError(f"input {plan.input} holds no rows: at least one is needed")
+    return pass_.finished(plan, skip_invalid)
 
 
 def index_file(path: Path, parts: Parts, batch: str, *, model: str | None = None) -> BatchPlan:
-    """`index_inputs` of one file of OpenAI batch lines."""
+    """`index_inputs` of one file that is read as its name and content tell."""
     return index_inputs(find_inputs([path]), parts, batch, model=model)
 
 
-def _find_duplicates(path: Path, parts: Parts, hashes: npt.NDArray[np.int64], rejects: _Rejects) -> None:
-    """Reject every later row whose custom_id appeared before. Equal hashes are compared by their text."""
-    order = np.argsort(hashes, kind="stable")
-    again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-    if not len(again):
-        return
-    index = np.load(parts.index, mmap_mode="r+")
-    firsts: dict[str, int] = {}
-    with open(path, "rb") as file:
-        for row in np.unique(np.concatenate([order[again], order[again + 1]])):
-            entry = index[row]
-            file.seek(int(entry["offset"]))
-            custom_id, line = parse_line(file.read(int(entry["length"]))).custom_id, int(entry["line"])
-            if custom_id is None:
-                continue
-            first = firsts.setdefault(custom_id, line)
-            if first != line and entry["kind"] != BAD:
-                reason = f"custom_id {custom_id!r} on line {line} was used before, on line {first}"
-                rejects.add(int(row), line, Flaw(reason, custom_id))
-                index["kind"][row] = BAD
-    index.flush()
+class _Pass:
+    """The one pass over all inputs, and what it leaves."""
+
+    def __init__(self, inputs: Inputs, parts: Parts, model: str | None, progress: Progress) -> None:
+        self._inputs, self._parts, self._model, self._progress = inputs, parts, model, progress
+        try:
+            self.found = [detect(path, inputs.options) for path in inputs.paths]
+            self._total = sum(path.stat().st_size for path in inputs.paths)
+        except OSError as error:
+            raise BatchError(f"input {error.filename} cannot be read: {error.strerror}") from error
+        self._done = 0
+        self._ids = Ids(any(found.format in ("requests", "json") for found in self.found))
+        self._rejects = Rejects(parts, inputs.paths)
+        self.index_file = NpyWriter(parts.index, INDEX)
+        self._traits = NpyWriter(parts.path / "traits.npy", TRAITS)
+
+    def _beat(self) -> None:
+        self._progress(self._done, self._total)
+
+    def index(self, number: int, found: Found) -> InputFile:
+        """Index one input. Raises BatchError when it changes meanwhile."""
+        path, options = self._inputs.paths[number], self._inputs.options
+        before, rows = path.stat(), self.index_file.items
+        form, name = form_in_place(found), None
+        digest = hashlib.sha256()
+        if form is None:
+            name = f"{number + 1:06d}.jsonl"
+            self._add_to(digest, path)
+            form = copy(path, found, options, self._parts.copies / name, self._beat)
+        unit = "row" if found.format in ("json", "parquet", "hdf5") else "line"
+        rows_form = row_form(form, options, self._model)
+        with open(self._parts.copies / name if name else path, "rb") as file:
+            for block in blocks(file, None if name else digest):
+                self._add(number, unit, block, rows_form)
+                self._progress(self._done + (before.st_size if name else file.tell()), self._total)
+        after = path.stat()
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise BatchError(f"input {path} changed while it was read: run again when nothing writes to it")
+        self._done += before.st_size
+        count = self.index_file.items - rows
+        return InputFile(
+            str(path), before.st_size, before.st_mtime_ns, digest.hexdigest(), count, form, name, unit
+        )
+
+    def _add_to(self, digest: hashlib._Hash, path: Path) -> None:
+        with open(path, "rb") as file:
+            while data := file.read(_CHUNK):
+                digest.update(data)
+                self._beat()
+
+    def _add(self, number: int, unit: str, block: Block, form: RowForm) -> None:
+        first, lines = self.index_file.items, block.lines
+        lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+        checked = form.check(lines, first)
+        flaws = checked.flaws
+        if not block.utf8:
+            flaws |= {i: flaw for i, line in enumerate(lines) if (flaw := not_utf8(line)) is not None}
+        for i in np.flatnonzero(lengths > LONGEST_LINE).tolist():
+            flaws[i] = Flaw(f"longer than {LONGEST_LINE} bytes")
+        entries = np.empty(len(lines), INDEX)
+        entries["offset"], entries["length"] = block.offsets, lengths
+        entries["line"] = block.numbers if checked.origins is None else checked.origins
+        entries["crc"] = np.fromiter(map(crc32, lines), np.uint32, len(lines))
+        entries["kind"] = np.frombuffer(bytes(checked.kinds), np.uint8)
+        entries["kind"][list(flaws)] = BAD
+        traits = np.empty(len(lines), TRAITS)
+        traits["cost"] = costs(lengths, np.array(checked.limits, np.int64))
+        traits["near"], traits["far"] = prefixes(lines, form.markers)
+        for i, flaw in sorted(flaws.items()):
+            self._rejects.add(first + i, number, unit, int(entries["line"][i]), flaw)
+            checked.ids[i] = flaw.custom_id or f"row {first + i} has none"
+        self._ids.add(checked.ids)
+        self.index_file.append(entries)
+        self._traits.append(traits)
+
+    def close(self) -> None:
+        """All rows are there."""
+        self.index_file.close()
+        self._traits.close()
+
+    def finished(self, plan: BatchPlan, skip_invalid: bool) -> BatchPlan:
+        """The plan with what is known when all rows were seen."""
+        self._parts.order.unlink(missing_ok=True)
+        self._reject_repeated(plan)
+        end, bad = self._rejects.close(), self._rejects.count
+        if bad and not skip_invalid:
+            raise BatchError(self._rejects.story(plan.input, plan.rows))
+        self._write_order(plan.rows)
+        self._traits.path.unlink()
+        return msgspec.structs.replace(plan, bad=bad, source_end=end)
+
+    def _reject_repeated(self, plan: BatchPlan) -> None:
+        """Reject every later row whose custom_id appeared before. Equal hashes are compared by their text."""
+        rows = self._ids.doubtful()
+        if not len(rows):
+            return
+        reader, firsts = RowReader(self._parts, plan), dict[str, tuple[int, str]]()
+        index = np.load(self._parts.index, mmap_mode="r+")
+        for step in range(0, len(rows), _STEP):
+            some = rows[step : step + _STEP]
+            self._beat()
+            numbers = plan.files_of(some).tolist()
+            for number, read in zip(numbers, reader.rows(some.tolist(), index[some]), strict=True):
+                custom_id, unit = read.found.custom_id, plan.inputs[number].unit
+                place = f"{unit} {read.line}" + (f" of {plan.inputs[number].path}" if len(plan.inputs) > 1 else "")
+                if custom_id is None:
+                    continue
+                first, before = firsts.setdefault(custom_id, (read.row, place))
+                if first != read.row and index["kind"][read.row] != BAD:
+                    reason = f"custom_id {custom_id!r} on {place} was used before, on {before}"
+                    self._rejects.add(read.row, number, unit, read.line, Flaw(reason, custom_id))
+                    index["kind"][read.row] = BAD
+        reader.close()
+        index.flush()
+
+    def _write_order(self, rows: int) -> None:
+        order = run_order(rows, self._traits.read)
+        bad = np.array(self._rejects.rows, np.uint32)
+        if order is None and not len(bad):
+            return
+        if order is None:
+            order = np.arange(rows, dtype=np.uint32)
+        if len(bad):
+            good = np.ones(rows, bool)
+            good[bad] = False
+            order = np.concatenate([bad, order[good[order]]])
+        with os.fdopen(os.open(self._parts.order, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            np.save(file, order)
+            file.flush()
+            os.fsync(file.fileno())

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from exahpc.batch.journal import JOURNAL_BYTES, FrameWriter, Record, create_journal
-from exahpc.batch.lines import Flaw, id_bytes, parse_line
-from exahpc.batch.plan import BAD, Parts
+from exahpc.batch.inputs.reader import Read, RowReader
+from exahpc.batch.journal import Record
+from exahpc.batch.lines import Flaw, id_bytes
+from exahpc.batch.plan import Parts
+from exahpc.batch.rotating import RotatingJournal
+from exahpc.batch.space import refusal
 from exahpc.errors import BatchError
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row, ready to run. kind: "chat" or "completion"; body: JSON bytes of the request."""
+    """One row, ready to run. row: its position in run order; kind: "chat" or "completion"; body: JSON bytes of the
+    request."""
 
     row: int
     line: int
@@ -46,63 +46,32 @@ class Station:
         if plan is None or plan.batch != batch:
             raise BatchError(f"{parts.path} does not hold batch {batch}")
         self._parts, self._name, self._plan = parts, name, plan
-        self._index, self._order = parts.load_index(), parts.load_order()
-        self._input = os.open(plan.inputs[0].path, os.O_RDONLY)
-        self._journal: FrameWriter | None = None
+        self._reader = RowReader(parts, plan)
+        self._journal = RotatingJournal(parts.journal, name, batch)
 
     def read(self, first: int, last: int, most_bytes: int) -> tuple[int, list[Task | Unreadable]]:
-        """Rows from `first` on: (the row after them, rows). At least one, at most `most_bytes` of input if more.
+        """Positions from `first` on: (the one after them, rows). At least one, at most `most_bytes` of input if
+        more. They must not be bad in the input."""
+        found = [
+            self._task(position, read)
+            for position, read in enumerate(self._reader.read(first, last, most_bytes), first)
+        ]
+        return first + len(found), found
 
-        Rows that are bad in the input are left out: nobody leases them.
-        """
-        found: list[Task | Unreadable] = []
-        row, left = first, most_bytes
-        while row < last and (left > 0 or not found):
-            entry = self._index[row if self._order is None else self._order[row]]
-            length, line = int(entry["length"]), int(entry["line"])
-            if entry["kind"] != BAD:
-                left -= length
-                found.append(self._task(row, line, int(entry["offset"]), length, int(entry["crc"])))
-            row += 1
-        return row, found
-
-    def _task(self, row: int, line: int, offset: int, length: int, crc: int) -> Task | Unreadable:
-        data = os.pread(self._input, length, offset)
-        parsed = parse_line(data) if zlib.crc32(data) == crc else Flaw("")
-        if isinstance(parsed, Flaw):
-            return Unreadable(
-                row, line, f"line {line} of {self._plan.inputs[0].path} changed after the batch began"
-            )
-        seed = (
-            self._plan.seed(row if self._order is None else int(self._order[row]))
-            if parsed.seed is None
-            else parsed.seed
-        )
-        return Task(row, line, id_bytes(parsed.custom_id), parsed.kind, parsed.body, seed)
+    def _task(self, position: int, read: Read) -> Task | Unreadable:
+        row = read.found
+        if isinstance(row, Flaw):
+            return Unreadable(position, read.line, row.reason)
+        seed = self._plan.seed(read.row) if row.seed is None else row.seed
+        return Task(position, read.line, id_bytes(row.custom_id), row.kind, row.body, seed)
 
     def write(self, groups: Sequence[Sequence[Record]]) -> list[tuple[str, int, int]]:
         """Make records durable: (journal, start, end) of each group. Raises OSError: nothing counts, try again."""
-        if self._journal is not None and self._journal.end >= JOURNAL_BYTES:
-            self._journal.close()
-            self._journal = None
-        if self._journal is None:
-            self._journal = create_journal(self._parts.journal, self._name, self._plan.batch)
-        encode = msgspec.msgpack.encode
-        name = self._journal.path.name
-        try:
-            places = [(name, *self._journal.append([encode(record) for record in group])) for group in groups]
-            self._journal.sync()
-        except OSError:
-            # what the kernel dropped after a failed sync is not known: never append to this file again
-            self._journal.close()
-            self._journal = None
-            raise
-        return places
+        return self._journal.write(groups)
 
     def close(self) -> None:
-        os.close(self._input)
-        if self._journal is not None:
-            self._journal.close()
+        self._reader.close()
+        self._journal.close()
 
 
 Where = tuple[str, str]
@@ -148,6 +117,8 @@ class Stations:
                 write.places = dict(zip(write.records, places, strict=True))
             except (BatchError, OSError) as error:
                 write.error = str(error)
+                if isinstance(error, OSError):
+                    write.error = str(refusal(error, Path(write.where[0]), "then it goes on by itself"))
         for load in loads:
             try:
                 load.after, load.rows = self._at(load.where).read(load.first, load.last, load.most_bytes)

@@ -321,7 +321,7 @@ def test_a_batch_whose_rows_all_fail_says_so(world: World, tmp_path: Path) -> No
     prepared = prepare(source, tmp_path / "out.h5", served_name="other", skip_invalid=True)
     summary = world.drive(prepared)
     assert (summary.ok, summary.failed, summary.exit_code) == (0, 9, 4)
-    assert summary.commonest_error == "9 times: model 'm' is not served here: this deployment serves 'other'"
+    assert summary.commonest_error == "9 times: body.model: 'm' is not served here: ask for 'other'"
     assert all(line["error"] and line["response"] is None for line in exported(tmp_path / "out.h5"))
 
 
