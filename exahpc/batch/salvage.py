@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from exahpc.batch.commits import AnyEvent, Commit
@@ -15,6 +15,7 @@ from exahpc.batch.plan import SOURCE, Parts
 log = logging.getLogger(__name__)
 
 Gaps = list[tuple[int, int | None]]
+_PIECE_ROWS = 20_000
 EVERYTHING: Gaps = [(len(MAGIC), None)]
 
 
@@ -101,18 +102,25 @@ def scan(parts: Parts, batch: str, gaps: dict[str, Gaps]) -> list[Found]:
     return found
 
 
-def _gap(name: str, reader: FrameReader[Record], start: int, end: int | None) -> list[Found]:
+def _gap(name: str, reader: FrameReader[Record], start: int, end: int | None) -> Iterator[Found]:
+    """What one gap holds, in pieces: memory does not grow with it."""
     rows: dict[int, bool] = {}
     reached = start
     for _, after, record in reader.frames(start, end):
         rows.setdefault(record.row, record.status == 200)
         reached = after
+        if len(rows) >= _PIECE_ROWS:
+            yield _found(name, start, reached, rows)
+            start, rows = reached, {}
+    if rows:
+        yield _found(name, start, reached, rows)
     left = (reader.size if end is None else end) - reached
     if left > 0:
         # the end of what was written when an agent died, or is being written now
         log.info("%s: %d bytes from byte %d on hold no whole record: not counted", reader.path, left, reached)
-    if not rows:
-        return []
+
+
+def _found(name: str, start: int, end: int, rows: dict[int, bool]) -> Found:
     good = ranges_of(row for row, ok in rows.items() if ok)
     bad = ranges_of(row for row, ok in rows.items() if not ok)
-    return [Found(name, start, reached, good, bad)]
+    return Found(name, start, end, good, bad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exahpc.batch import rotating
+from exahpc.batch import rotating, salvage
 from exahpc.batch.commits import Commit
-from exahpc.batch.intervals import Ranges
+from exahpc.batch.intervals import Ranges, count
 from exahpc.batch.journal import MAGIC, Record, create_journal, journal_batch
 from exahpc.batch.plan import Parts
 from exahpc.batch.rotating import RotatingJournal
@@ -118,3 +119,13 @@ def test_a_full_disk_leaves_no_empty_journals_behind(parts: Parts, monkeypatch: 
                 agent.write([[record(1)]])
     assert journals(parts) == []
     assert agent.write([[record(1)]])[0][0] == "a-0-1"
+
+
+def test_a_long_gap_is_found_in_pieces_that_hold_each_row_once(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(salvage, "_PIECE_ROWS", 7)
+    journal(parts, "a-0", [*range(40), 3, 4])
+    pieces = scan(parts, "batch_x", {"a-0-1": EVERYTHING})
+    assert [count(piece.rows) for piece in pieces] == [7, 7, 7, 7, 7, 7]
+    assert all(one.end == after.start for one, after in itertools.pairwise(pieces))
