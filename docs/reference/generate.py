@@ -38,6 +38,7 @@ SECTIONS = (
     ("[walltime]", spec.Walltime),
     ("[rollout]", spec.Rollout),
     ("[budget]", spec.Budget),
+    ("[alerts]", spec.Alerts),
     ("[launcher]", spec.Launcher),
 )
 MOST_SIDES = 4

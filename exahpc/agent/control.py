@@ -9,6 +9,7 @@ from typing import Any
 
 import zmq
 
+from exahpc.telemetry.meters import Send
 from exahpc.wire import link
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import (
@@ -25,7 +26,8 @@ _KEPT_REPORTS = 100_000
 
 
 class Control:
-    """hello: builds the message that opens each connection; states: of all replicas; epoch: highest obeyed."""
+    """hello: builds the message that opens each connection; states: of all replicas; epoch: highest obeyed;
+    push: sends what was measured, called with each beat."""
 
     def __init__(
         self,
@@ -36,9 +38,10 @@ class Control:
         epoch: Callable[[], int],
         on_message: Callable[[Any], None],
         beat_seconds: float,
+        push: Callable[[Send], None] = lambda _: None,
     ) -> None:
         self._folder, self._hello, self._states, self._epoch = folder, hello, states, epoch
-        self._on_message = on_message
+        self._on_message, self._push = on_message, push
         self._loop = asyncio.get_running_loop()
         self._every = beat_seconds
         self._number = 0
@@ -112,6 +115,7 @@ class Control:
         if self.send(AgentBeat(self._number + 1, changed)):
             self._number += 1
             self._told.update((state.slot, state) for state in changed)
+            self._push(self.send)
         self._flush()
 
     def reconnect(self) -> None:

@@ -17,12 +17,13 @@ from exahpc.wire.messages import Resume
 class Job:
     """One attempt of one request (peer: the entry), or one batch row (peer None).
 
-    begun: the client has a byte of the stream; alone: nothing may run beside it; seed: the body's, else the one
-    that was drawn at admission; open: choices that have not ended; odd: one that has looks senseless.
+    came: when the agent got it; begun: the client has a byte of the stream; alone: nothing may run beside it;
+    seed: the body's, else the one that was drawn at admission;
+    open: choices that have not ended; odd: one that has looks senseless.
     """
 
     __slots__ = (
-        "alone", "attempt", "begun", "choices", "created", "events", "kind", "name", "odd", "open", "peer",
+        "alone", "attempt", "begun", "came", "choices", "created", "events", "kind", "name", "odd", "open", "peer",
         "prepared", "prompt_tokens", "request", "seed", "slot",
     )  # fmt: skip
 
@@ -50,7 +51,7 @@ class Job:
         if stream:
             usage = request.include_usage
             self.events = EventFormat(kind, name, created, request.model, include_usage=usage)
-        self.begun, self.alone = begun, alone
+        self.begun, self.alone, self.came = begun, alone, 0.0
         self.choices: list[Choice] = []
         self.open = 0
         self.odd = False

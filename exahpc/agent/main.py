@@ -102,6 +102,7 @@ class Agent:
             lambda: core.epoch,
             self._broker_said,
             deployment.recovery.beat_seconds,
+            lambda send: relay.measured.push(send, self._loop.time()),
         )
 
     # --- life ---------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
 from exahpc.openai.answers import Finish
 from exahpc.openai.body import Kind
+from exahpc.telemetry.meters import AgentMeter
 from exahpc.wire.messages import (
     Abort,
     Busy,
@@ -54,6 +55,7 @@ class Relay:
     """
 
     def __init__(self, deployment: Deployment, tokenizer: Tokenizer, version: str = "") -> None:
+        self.measured = AgentMeter()
         self._deployment, self._version = deployment, version
         self._tokenizer = tokenizer
         self._slots: dict[int, Capacity] = {}
@@ -156,7 +158,7 @@ class Relay:
         """A replica takes traffic; it runs nothing of an earlier agent."""
         actions = self.replica_gone(hello.slot, own_exit=False)
         health = self._deployment.health
-        meter = Meter(health.window_requests, memory=health.rest_seconds)
+        meter = Meter(health.window_requests, health.rest_seconds, self.measured)
         self._slots[hello.slot] = Capacity(hello, meter)
         return actions
 
@@ -324,6 +326,7 @@ class Relay:
             return RequestError("the request could not be prepared: a defect", status=500, type="server_error")
 
     def _begin(self, job: Job, capacity: Capacity, waiting: list[Choice]) -> list[Action]:
+        job.came = self._now
         self._jobs.add(job)
         if not waiting:
             return self._complete(job)
@@ -341,6 +344,7 @@ class Relay:
             self._sequence += 1
             capacity.start(choice, self._sequence)
             choice.timing = Timing(self._now)
+            self.measured.queue.seconds(self._now - choice.job.came)
             admit = choice.admit(self._sequence, self._tokenizer.eos_ids)
             actions.append(ToReplica(capacity.hello.slot, admit))
         return actions
@@ -361,6 +365,7 @@ class Relay:
 
     def _complete(self, job: Job) -> list[Action]:
         self._forget(job)
+        self.measured.ended(self._now - job.came, job.prompt_tokens, job.completion_tokens)
         return [outcomes.completed(job)]
 
     def _lose(self, job: Job, why: str, *, own_exit: bool) -> list[Action]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from exahpc.telemetry.meters import AgentMeter
 from exahpc.wire.messages import Service
 
 if TYPE_CHECKING:
@@ -34,23 +35,27 @@ class Timing:
         self.before = self.counted = 0
         self.only = VARIED
 
-    def look(self, count: int, now: float) -> None:
-        """Take the pace since the last look. Without a token since then, it is at most as fast as that."""
+    def look(self, count: int, now: float) -> int:
+        """Take the pace since the last look. Without a token since then, it is at most as fast as that.
+
+        Returns the tokens since then."""
         tokens, elapsed = count - self.counted, now - self.at
         if tokens > 0:
             self.tbt = elapsed / tokens
             self.at, self.counted = now, count
         elif elapsed > self.tbt:
             self.tbt = elapsed
+        return tokens
 
 
 class Meter:
     """One incarnation of a replica. window: requests that medians are taken of, at most; memory: seconds after
-    which a request does not count any more once newer ones have come."""
+    which a request does not count any more once newer ones have come; agent: measures for all replicas."""
 
-    def __init__(self, window: int, memory: float) -> None:
+    def __init__(self, window: int, memory: float, agent: AgentMeter | None = None) -> None:
         self.served = self.failed = self.odd = 0
         self._memory = memory
+        self._agent = agent or AgentMeter()
         self._recent: deque[tuple[float, Timing]] = deque(maxlen=window)
 
     def first(self, choice: Choice, token: int, now: float) -> None:
@@ -58,6 +63,7 @@ class Meter:
         timing = choice.timing
         timing.ttft, timing.at = now - timing.at, now
         timing.before, timing.counted, timing.only = choice.count, choice.count + 1, token
+        self._agent.ttft.seconds(timing.ttft)
         while self._recent and self._recent[0][0] < now - self._memory:
             self._recent.popleft()
         self._recent.append((now, timing))
@@ -66,10 +72,15 @@ class Meter:
         """A sequence ended well, and was counted and told. True when it looks odd."""
         timing = choice.timing
         if choice.count > timing.counted:
-            timing.look(choice.count, now)
+            self._look(choice, now)
         if choice.count == 0:
             return choice.new > 0
         return timing.only != VARIED and choice.count - timing.before >= ODD_TOKENS
+
+    def _look(self, choice: Choice, now: float) -> None:
+        tokens = choice.timing.look(choice.count, now)
+        if tokens > 0:
+            self._agent.tbt.seconds(choice.timing.tbt, tokens)
 
     def service(self, running: Iterable[Choice], now: float) -> Service:
         """The figures as of now."""
@@ -78,7 +89,7 @@ class Meter:
             if choice.prefill:
                 pending.append(now - choice.timing.at)
             else:
-                choice.timing.look(choice.count, now)
+                self._look(choice, now)
         ttfts = [timing.ttft for _, timing in self._recent]
         ttft = _median(ttfts)
         if ttfts and (late := [age for age in pending if age > ttft]):  # they will be at least that

@@ -67,6 +67,10 @@ class Books:
         """Parked tasks whose agents are not alive: what Slurm still holds of them is not needed."""
         return self._roster.absent(parked=True)
 
+    def view(self, key: str) -> AgentView:
+        """The task's current agent."""
+        return self._roster.current[key].view()
+
     def replicas(self, key: str) -> list[ReplicaState]:
         """What the task's current agent last told."""
         return list(self._roster.current[key].replicas.values())

@@ -31,6 +31,7 @@ from exahpc.broker.recovery import Recovery
 from exahpc.broker.succession import Succession
 from exahpc.broker.successors import Successors
 from exahpc.broker.switcher import Switcher, restored
+from exahpc.broker.telemetry import Telemetry
 from exahpc.broker.values import (
     Changed,
     Coming,
@@ -136,6 +137,16 @@ class Broker:
             succession = Succession(self._deployment, memory, now)
             successors = Successors(self._cluster, succession, recovery, *hands)
             self._rebuilder = Rebuilder(self._cluster, recovery, successors, *hands)
+        rebuilder = self._rebuilder
+        self._telemetry = Telemetry(
+            self._folder,
+            self._deployment,
+            self._fleet,
+            self._policies,
+            self._entries,
+            lambda: rebuilder.recovery.leaves if rebuilder is not None else {},
+            now,
+        )
         blind = before is not None and not memory.agents
         self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
         self._parking = Parking(self._folder, self._deployment) if self._cluster is None else None
@@ -221,6 +232,13 @@ class Broker:
             case m.EntryBeat():
                 self._entries.beat(peer, message, now)
                 self._policies.entry(peer, message, now)
+            case m.AgentRollup():
+                if (key := self._fleet.key_of(peer)) is not None:
+                    self._telemetry.agent(key, message, now)
+            case m.EntryRollup():
+                self._telemetry.entry(message, now)
+            case m.FiguresQuery():
+                self._server.send(peer, self._telemetry.answer(message, now))
             case m.StatusQuery():
                 self._server.send(peer, self._status(now))
             case m.BatchOpen() if self._draining:
@@ -343,6 +361,7 @@ class Broker:
             if self._parking is not None and not self._draining:
                 self._parking.sync(self._fleet.parked)
             self._entries.tick(now)
+            self._telemetry.tick(now)
 
     async def _watch_record(self) -> None:
         """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
@@ -364,7 +383,7 @@ class Broker:
             notes.append(f"the broker was restarted: {self._fleet.expected} agents are not heard yet")
         if self._rebuilder is not None:
             notes += self._rebuilder.notes(now)
-        notes += self._policies.notes(now)
+        notes += self._policies.notes(now) + self._telemetry.notes()
         return status.reply(
             self._deployment,
             self._fleet,

@@ -120,6 +120,11 @@ class Recovery:
         """Node -> leaf switch."""
         self._leaves = leaves
 
+    @property
+    def leaves(self) -> Mapping[str, str]:
+        """Node -> leaf switch; none while it is not known."""
+        return self._leaves
+
     def up(self, key: str, job: str, node: str = "") -> None:
         """An agent is alive in this job: whatever was under way has had its effect.
 

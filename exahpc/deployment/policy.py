@@ -113,3 +113,30 @@ class Budget(Frozen, frozen=True):
     """For deployments that only run batch files, as `exahpc batch run --model` makes them: a task that no batch
     needs any more is ended and its nodes are given back, and after five minutes without any work the whole
     deployment. Not together with `pool.scaling.least`."""
+
+
+class Alerts(Frozen, frozen=True):
+    """`[alerts]`: when somebody is told that something is wrong. A threshold of 0 switches its alert off."""
+
+    error_rate: float = 0.05
+    """Share of requests of the last minute that fail by our fault (20 requests at least)."""
+    p99_seconds: float = 30.0
+    """Time to the first token that one of a hundred clients of the last minute exceeds (20 streams at least)."""
+    utilization: float = 0.98
+    """Mean busy share of the accelerators."""
+    memory: float = 0.98
+    """Share of its accelerators' memory in use, of the fullest replica; without accelerators: of its node's."""
+    queue: float = 0.5
+    """Share of the room for waiting requests (`limits.max_waiting` of each entry) that is taken."""
+    replicas: float = 0.9
+    """Share of the wanted replicas that are ready, or less, once all were."""
+    hold_seconds: float = 60.0
+    """Time that it must last before it is told."""
+    resolve_seconds: float = 120.0
+    """Time that it must be over, clearly, before it is told that it is."""
+    webhook: str | None = None
+    """http(s) URL that each message is posted to, as JSON. One that holds a secret does not belong here: write it
+    to `secrets/webhook` in the deployment's folder."""
+    command: tuple[str, ...] = ()
+    """Program and arguments that are started on the head with each message as JSON on standard input, for instance
+    ["/usr/local/bin/page", "--team", "llm"]."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from exahpc.deployment.frozen import Frozen
-from exahpc.deployment.policy import Budget, Health, Rollout, Routing, Scaling, Walltime
+from exahpc.deployment.policy import Alerts, Budget, Health, Rollout, Routing, Scaling, Walltime
 from exahpc.deployment.problems import Problems
 from exahpc.deployment.spec import (
     Deployment,
@@ -94,6 +94,16 @@ _BOUNDS: dict[type[Any], dict[str, Bounds]] = {
         "drain_seconds": (0, 86_400),
     },
     Budget: {"node_hours": (0.01, None)},
+    Alerts: {
+        "error_rate": (0, 1),
+        "p99_seconds": (0, 86_400),
+        "utilization": (0, 1),
+        "memory": (0, 1),
+        "queue": (0, 1),
+        "replicas": (0, 0.999),
+        "hold_seconds": (0, 86_400),
+        "resolve_seconds": (0, 86_400),
+    },
     SlurmResources: {"cpus_per_rank": (1, 1024)},
 }
 
@@ -148,6 +158,7 @@ def check(deployment: Deployment, problems: Problems) -> None:
     _model(deployment.model, problems)
     _resources("slurm", deployment.slurm, problems)
     _head(deployment, problems)
+    _alerts(deployment.alerts, problems)
     if not deployment.pool and problems.clean("pool"):
         problems.missing("pool", "add at least one [[pool]]")
     seen: dict[str, int] = {}
@@ -202,6 +213,13 @@ def _head(deployment: Deployment, problems: Problems) -> None:
         problems.add("launcher.commands", deployment.launcher.commands, remedy)
     _resources("head.slurm", head.slurm, problems)
     _one_kind_of_devices("head.slurm", deployment.slurm, head.slurm, problems)
+
+
+def _alerts(alerts: Alerts, problems: Problems) -> None:
+    if alerts.webhook is not None and not alerts.webhook.startswith(("http://", "https://")):
+        problems.add("alerts.webhook", alerts.webhook, "write an http:// or https:// URL")
+    if alerts.command and not alerts.command[0].startswith("/"):
+        problems.add("alerts.command", list(alerts.command), "begin with the absolute path of a program")
 
 
 def _pool(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> None:

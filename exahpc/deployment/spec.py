@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from exahpc.deployment.frozen import Frozen
-from exahpc.deployment.policy import Budget, Health, Length, Rollout, Routing, Scaling, Walltime
+from exahpc.deployment.policy import Alerts, Budget, Health, Length, Rollout, Routing, Scaling, Walltime
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Placement = Literal["job", "first-task", "local"]
@@ -271,6 +271,8 @@ class Deployment(Frozen, frozen=True):
     """How a new version of the deployment takes over."""
     budget: Budget = Budget()
     """What the deployment may use up."""
+    alerts: Alerts = Alerts()
+    """When somebody is told that something is wrong."""
     launcher: Launcher = Launcher()
     """How processes are started."""
 

@@ -26,6 +26,8 @@ from exahpc.errors import RequestError
 from exahpc.openai.body import printable, shortened
 from exahpc.openai.models import model_object, models_body, version_name, version_of
 from exahpc.openai.peek import Peek, peek
+from exahpc.telemetry import prometheus
+from exahpc.wire.messages import FleetFigures
 
 Kind = Literal["chat", "completion"]
 
@@ -33,6 +35,8 @@ _KINDS: dict[bytes, Kind] = {b"/v1/chat/completions": "chat", b"/v1/completions"
 _IDS: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}
 _MODELS = b"/v1/models"
 _TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+SCRAPER = "metrics"
+"""A key whose name begins so may read /metrics and nothing else: a scraper needs no accelerators."""
 _LONGEST_DEADLINE = 86_400  # seconds
 _BYTES_PER_TOKEN = 4  # of JSON, roughly: only balances load
 _MOST_CHOICES = 4096  # kept apart for a re-send; the agent refuses far fewer (limits.requests)
@@ -69,6 +73,9 @@ class Gateway:
                 code="invalid_api_key",
             )
         request.key = key
+        if key.startswith(SCRAPER) and path != b"/metrics":
+            message = f"the key {key!r} is for /metrics only: use another one of secrets/api_keys"
+            raise RequestError(message, status=403, type="permission_error", code="metrics_key")
         if path in _KINDS:
             _require(request, b"POST")
             if request.length > self.body_bytes:
@@ -91,8 +98,7 @@ class Gateway:
         if request.path == b"/health":
             connection.respond(*self._health())
         elif request.path == b"/metrics":
-            page = metrics.text(self.dispatch.desk, self._index, self._deployment.wanted_replicas)
-            connection.respond(200, page, _TEXT)
+            return self._metrics(request, connection)
         elif self._library.knows(request.path):
             return self._library.serve(request, connection)
         else:
@@ -126,6 +132,16 @@ class Gateway:
         return partial(self.dispatch.left, record)
 
     # --- the small endpoints ---
+
+    def _metrics(self, request: Request, connection: Connection) -> Callable[[], None] | None:
+        """This entry's counts, and the fleet's figures as soon as the broker has told them."""
+        query = metrics.query_of(request.query)
+
+        def use(figures: FleetFigures | None) -> None:
+            own = metrics.text(self.dispatch.desk, self._index, self._deployment.wanted_replicas)
+            connection.respond(200, own + (prometheus.page(figures) if figures else b""), _TEXT)
+
+        return self.dispatch.figures.ask(query, use)
 
     def _models(self, path: str) -> bytes:
         asked = path.removeprefix(_shown(_MODELS)).removeprefix("/")

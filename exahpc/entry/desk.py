@@ -19,6 +19,7 @@ from exahpc.entry.moves import Moves
 from exahpc.entry.patience import Patience
 from exahpc.entry.timers import Deadlines, Rounds
 from exahpc.errors import RequestError
+from exahpc.telemetry.meters import CLIENT_LEFT, Send, Totals
 from exahpc.wire.messages import Busy, Done, Failed, FleetTable, Frame, Room, Submit
 
 COMFORT_SECONDS = 15.0
@@ -52,6 +53,12 @@ class Desk(Moves):
         agents = self.router.agents.values()
         return self.admission.tokens + sum(r.tokens for agent in agents for r in agent.replicas.values())
 
+    def push(self, send: Send, now: float) -> None:
+        """Tell the broker what was measured, if it is time."""
+        counts, router = self.counts, self.router
+        totals = Totals(counts.resent, counts.busy, router.known, router.affine, counts.reasons)
+        self.ledger.measured.push(send, totals, now)
+
     @property
     def asleep(self) -> bool:
         """No replica runs because none was wanted: see FleetTable."""
@@ -75,6 +82,7 @@ class Desk(Moves):
         except RequestError as error:
             self.counts.rejected += 1
             self.counts.reasons[error.code or "other"] += 1
+            self.ledger.measured.refused(error.status)
             raise
         self._begin(record, now)
         return [] if gone is None else [self.decline(gone, self.admission.gave_way())]
@@ -94,6 +102,7 @@ class Desk(Moves):
             return []
         told = self.free(record)
         self.counts.cancelled += 1
+        self.ledger.measured.refused(CLIENT_LEFT)
         self.end(record, how)
         return [*told, *self.pump(now)]
 
@@ -138,6 +147,7 @@ class Desk(Moves):
         self.counts.done += 1
         self.counts.prompt_tokens += message.prompt_tokens
         self.counts.completion_tokens += message.completion_tokens
+        self.ledger.measured.done(now - record.born)
         self.end(record, "done")
         return [Finish(record, message.data), *self.pump(now)]
 

@@ -16,6 +16,7 @@ import zmq
 from exahpc.deployment.spec import Deployment
 from exahpc.entry.actions import Action, Comfort, Connect, Disconnect, Finish, Refuse, Tell
 from exahpc.entry.desk import Desk
+from exahpc.entry.figures import FiguresDesk
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
 from exahpc.entry.outbox import Outbox
@@ -64,6 +65,7 @@ class Dispatch:
             on_up=self._hello,
             on_lost=self._broker_lost,
         )
+        self.figures = FiguresDesk(self._broker.send)
         self._tick_timer = self._loop.call_later(_TICK, self._tick)
 
     # --- clients ---
@@ -137,6 +139,10 @@ class Dispatch:
         match message:
             case m.Welcome():
                 log.info("broker of epoch %d", message.epoch)
+            case m.FleetFigures():
+                self.figures.told(message)
+            case m.Refused():
+                log.warning("the broker refuses: %s", message.reason)
             case m.FleetTable():
                 try:
                     self.perform(self.desk.table(message, self._loop.time()))
@@ -247,7 +253,8 @@ class Dispatch:
                 desk.outstanding,
                 desk.admission.oldest(now),
             )
-            self._broker.send(beat)
+            if self._broker.send(beat):
+                desk.push(self._broker.send, now)
 
     def close(self) -> None:
         """Close every link."""

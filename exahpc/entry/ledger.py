@@ -19,6 +19,7 @@ from typing import Any, Literal
 from exahpc.entry.fleet import Agent, Replica
 from exahpc.errors import StateError
 from exahpc.openai.peek import Tier
+from exahpc.telemetry.meters import EntryMeter
 from exahpc.wire.messages import Frame, Resume, Submit
 
 Phase = Literal["waiting", "running", "ended"]
@@ -50,13 +51,14 @@ class Choice:
 class Record:
     """One request. `client` is the shell's handle of the HTTP exchange; the ledger never looks into it.
 
-    attempt: number of the last attempt (0: none yet); deaths: attempts that ended under the request, without those
-    that a replica refused as busy; own_exits: stories of those by the replica's own exit; alone: it runs where
-    nothing else does; key: name of the API key; lane, line: where it would wait and where it does, see
-    `admission`; started: bytes of the answer came for the client; sequences: those that are not finished when an
-    attempt begins; tokens: estimate of what is still to be prefilled and generated; since: when the present wait
-    began; progress: when the running attempt last moved, or the client last heard of us; deadline: when the client
-    gives up (these three in seconds of the caller's clock); size, version, lot, prefix: see `routing.Ask`.
+    born: when it came; attempt: number of the last attempt (0: none yet); deaths: attempts that ended under the
+    request, without those that a replica refused as busy; own_exits: stories of those by the replica's own exit;
+    alone: it runs where nothing else does; key: name of the API key; lane, line: where it would wait and where it
+    does, see `admission`; started: bytes of the answer came for the client; sequences: those that are not finished
+    when an attempt begins; tokens: estimate of what is still to be prefilled and generated; since: when the
+    present wait began; progress: when the running attempt last moved, or the client last heard of us; deadline:
+    when the client gives up (these four in seconds of the caller's clock); size, version, lot, prefix: see
+    `routing.Ask`.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class Record:
         "alone",
         "attempt",
         "body",
+        "born",
         "choices",
         "client",
         "created",
@@ -134,7 +137,7 @@ class Record:
         self.replica: Replica | None = None
         self.shun: Replica | None = None
         self.started = False
-        self.since = self.progress = 0.0
+        self.born = self.since = self.progress = 0.0
         self.allowed = self.deadline = allowed
         self.out: list[bytes] = []
         self.why = ""
@@ -189,17 +192,20 @@ class Ledger:
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.stale = 0
+        self.measured = EntryMeter()
 
     def open(self, record: Record, now: float) -> None:
         if record.id in self.records:
             raise StateError(f"request id {record.id} is taken")
-        record.since = record.progress = now
+        record.born = record.since = record.progress = now
         record.deadline = now + record.allowed
         self.records[record.id] = record
 
     def send(self, record: Record, replica: Replica, now: float) -> Submit:
         """A new attempt on `replica`."""
         record.happen("send", replica)
+        if not record.attempt:
+            self.measured.queue.seconds(now - record.born)
         record.attempt += 1
         record.replica, record.progress = replica, now
         return record.submit(replica)
@@ -238,7 +244,9 @@ class Ledger:
             choice.finished = True
         record.progress = now
         if frame.data:
-            record.started = True
+            if not record.started:
+                record.started = True
+                self.measured.ttft.seconds(now - record.born)
             record.out.append(frame.data)
         return True
 

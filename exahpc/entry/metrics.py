@@ -5,7 +5,30 @@ All entries of a head share one port, so a scrape reaches any of them: the label
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from exahpc.entry.desk import Desk
+from exahpc.errors import RequestError
+from exahpc.wire.messages import Detail, FiguresQuery
+
+_DETAILS: dict[str, Detail] = {"": "", "node": "node", "replica": "replica"}
+
+
+def query_of(asked: Mapping[str, str]) -> FiguresQuery:
+    """What a scraper wants beside fleet, pools and switches: "detail=replica&switch=s3".
+
+    Raises RequestError: a wish that cannot be met must not look like an empty fleet.
+    """
+    fields = dict(asked)
+    detail = _DETAILS.get(fields.pop("detail", ""))
+    places = {name: fields.pop(name, "")[:256] for name in ("pool", "switch", "node")}
+    if fields or detail is None:
+        message = 'use "?detail=node" or "?detail=replica", with "&pool=", "&switch=" or "&node="'
+        raise RequestError(message, param=next(iter(fields), "detail"))
+    if detail == "replica" and not any(places.values()):
+        message = 'detail=replica needs a place: add "&switch=", "&node=" or "&pool=", one scrape job for each'
+        raise RequestError(message, param="switch")
+    return FiguresQuery(detail, **places)
 
 
 def text(desk: Desk, index: int, wanted: int) -> bytes:

@@ -95,6 +95,7 @@ class Moves:
             self.counts.rejected += 1
         else:
             self.counts.failed += 1
+        self.ledger.measured.refused(error.status)
         self.end(record, f"{error.status}")
         return Refuse(record, error)
 

@@ -37,6 +37,8 @@ class Router:
         self._roster = Roster(node, routing.headroom)
         self._shares = Shares([])
         self._affinity = Affinity()
+        self.known = self.affine = 0
+        """Picks of whose prompt some replica had the beginning, and those that went there."""
         self._classes = False  # some pool is for short or for long requests only
         self._alike = True  # all requests that name no version go the same way
         self._ladders: dict[tuple[Kind, tuple[str, ...] | None], Ladder] = {}
@@ -218,7 +220,10 @@ class Router:
         """Who lately computed the beginning of this prompt, if that is the better choice."""
         kin, common = self._affinity.recall(ask.prefix)
         saved = common // _BYTES_PER_TOKEN
-        if kin is not None and kin.agent.group in steps.own and saves(kin, best, saved, ask, now):
-            best = kin
+        if kin is not None:
+            self.known += 1
+            if kin.agent.group in steps.own and saves(kin, best, saved, ask, now):
+                best = kin
+            self.affine += best is kin
         self._affinity.remember(ask.prefix, best)
         return best

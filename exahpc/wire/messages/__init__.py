@@ -85,6 +85,20 @@ from exahpc.wire.messages.requests import (
     Submit,
     Submits,
 )
+from exahpc.wire.messages.telemetry import (
+    AgentRollup,
+    Alert,
+    Detail,
+    EntryFigures,
+    EntryRollup,
+    Figures,
+    FiguresQuery,
+    FleetFigures,
+    Measure,
+    Recent,
+    Scope,
+    Sketch,
+)
 
 EntryToAgent = Submit | Submits | Cancel
 AgentToEntry = Answer | Answers
@@ -104,10 +118,13 @@ ToBroker = (
     | RolloutStart
     | RolloutCommand
     | RolloutQuery
+    | AgentRollup
+    | EntryRollup
+    | FiguresQuery
 )
 BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
-BrokerToEntry = Welcome | FleetTable
-BrokerToClient = StatusReply | BatchState | RolloutStatus | Accepted | Refused
+BrokerToEntry = Welcome | FleetTable | FleetFigures | Refused
+BrokerToClient = StatusReply | BatchState | RolloutStatus | FleetFigures | Accepted | Refused
 AgentToReplica = Adopt | Admit | Admits | Abort | StopReplica
 ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
 
@@ -120,10 +137,12 @@ __all__ = [
     "AgentBeat",
     "AgentGone",
     "AgentHello",
+    "AgentRollup",
     "AgentRoute",
     "AgentStatus",
     "AgentToEntry",
     "AgentToReplica",
+    "Alert",
     "Answer",
     "Answers",
     "BatchCancel",
@@ -136,14 +155,20 @@ __all__ = [
     "BrokerToEntry",
     "Busy",
     "Cancel",
+    "Detail",
     "Done",
     "DrainAgent",
     "DrainAll",
     "EntryBeat",
+    "EntryFigures",
     "EntryHello",
+    "EntryRollup",
     "EntryStatus",
     "EntryToAgent",
     "Failed",
+    "Figures",
+    "FiguresQuery",
+    "FleetFigures",
     "FleetTable",
     "Frame",
     "Frames",
@@ -154,9 +179,11 @@ __all__ = [
     "Length",
     "Likelihood",
     "Load",
+    "Measure",
     "Message",
     "NoRoom",
     "Reason",
+    "Recent",
     "Refused",
     "ReplicaBeat",
     "ReplicaHello",
@@ -173,8 +200,10 @@ __all__ = [
     "Room",
     "Route",
     "Sampling",
+    "Scope",
     "Service",
     "Share",
+    "Sketch",
     "StatusQuery",
     "StatusReply",
     "StopReplica",

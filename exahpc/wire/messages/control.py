@@ -18,7 +18,8 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
     served, failed: requests that ended well, or by a fault of the replica; odd: those of `served` whose answer
     looks senseless (one token over and over, nothing at all); ttft, tbt: medians over its last window of requests,
     in seconds, from when the replica got it to its first token, and between tokens, 0 where nothing was measured;
-    samples: requests in that window; utilization: busy share of its accelerators (0..1), -1 where nobody can tell.
+    samples: requests in that window; utilization: busy share of its accelerators (0..1), memory: share of their
+    memory in use, without any of the node's; -1 where nobody can tell.
     """
 
     served: int = 0
@@ -28,6 +29,7 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
     tbt: float = 0.0
     samples: int = 0
     utilization: float = -1.0
+    memory: float = -1.0
 
 
 class ReplicaState(msgspec.Struct, frozen=True, array_like=True):

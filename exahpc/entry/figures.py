@@ -1,0 +1,72 @@
+"""The fleet's figures as this entry was told them: asked of the broker when somebody wants them, and kept for a
+few seconds.
+
+An entry that nobody scrapes never asks. While no broker answers, the last figures stay; they tell their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from exahpc.wire.messages import FiguresQuery, FleetFigures, Message
+
+FRESH_SECONDS = 5.0
+"""The broker looks at its fleet every ten seconds."""
+PATIENCE = 2.0
+"""Seconds that a client waits for the broker's answer."""
+MOST_KEPT = 32
+"""Answers that are kept: each wish for detail has its own."""
+
+Use = Callable[[FleetFigures | None], None]
+
+
+class FiguresDesk:
+    """send: to the broker, False when none is connected."""
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._kept: dict[FiguresQuery, tuple[float, FleetFigures]] = {}
+        self._waiting: dict[FiguresQuery, list[Use]] = {}
+
+    def ask(self, query: FiguresQuery, use: Use) -> Callable[[], None] | None:
+        """`use` is called once, within PATIENCE; with None when there are no figures at all.
+
+        Returns what to call when nobody waits any more; None when it was called at once.
+        """
+        at, kept = self._kept.get(query, (float("-inf"), None))
+        if self._loop.time() - at < FRESH_SECONDS:
+            use(kept)
+            return None
+        if query in self._waiting:
+            self._waiting[query].append(use)
+        elif self._send(query):
+            self._waiting[query] = [use]
+            self._loop.call_later(PATIENCE, self._give_up, query)
+        else:
+            use(kept)
+            return None
+        return lambda: self._leave(query, use)
+
+    def _leave(self, query: FiguresQuery, use: Use) -> None:
+        waiting = self._waiting.get(query, [])
+        if use in waiting:
+            waiting.remove(use)
+
+    def told(self, figures: FleetFigures) -> None:
+        """The broker's answer."""
+        self._kept.pop(figures.query, None)
+        while len(self._kept) >= MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[figures.query] = self._loop.time(), figures
+        self._serve(figures.query, figures)
+
+    def _give_up(self, query: FiguresQuery) -> None:
+        if query in self._waiting:
+            _, kept = self._kept.get(query, (0.0, None))
+            self._serve(query, kept)
+
+    def _serve(self, query: FiguresQuery, figures: FleetFigures | None) -> None:
+        for use in self._waiting.pop(query, []):
+            use(figures)
