@@ -116,16 +116,25 @@ class LeaseWorker:
         if message.lease not in self._leases:
             self._leases[message.lease] = _Lease(message, message.first)
 
-    def revoke(self, lease: int, soft: bool = False) -> None:
-        """Stop working on a lease. soft: only hand back the rows that were not begun; the others go on."""
+    def revoke(self, lease: int, soft: bool = False) -> list[str]:
+        """Stop working on a lease; returns the keys of rows that need not run any more, of which nothing is to be
+        told. soft: only hand back the rows that were not begun; the others go on."""
         found = self._leases.get(lease)
-        if found is not None:
-            if not soft:
-                found.dead = True
-                found.running.clear()
-                found.records.clear()
-            found.soft = True
-            found.hand_back()
+        if found is None:
+            return []
+        needless: list[str] = []
+        if not soft:
+            needless = [f"{lease}.{row}" for row in found.running]
+            found.dead = True
+            found.running.clear()
+            found.records.clear()
+        found.soft = True
+        found.hand_back()
+        for key in needless:
+            self._dealt.pop(key, None)
+            if key == self._alone:
+                self._alone = None
+        return needless
 
     def drain(self) -> None:
         """Hand back everything that was not begun."""
@@ -287,6 +296,8 @@ class LeaseWorker:
         for write in writes:
             if write.error and write.where not in self._blocked:
                 log.error("results cannot be kept in %s, no more rows are begun: %s", write.where[0], write.error)
+            elif write.where in self._blocked and not write.error:
+                log.warning("results are kept in %s again", write.where[0])
         self._blocked = {write.where for write in writes if write.error}
         return {lease: place for write in writes for lease, place in write.places.items()}
 

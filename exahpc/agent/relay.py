@@ -148,6 +148,11 @@ class Relay:
         job = self._jobs.get(peer, request)
         return [] if job is None else self._drop(job)
 
+    def cancel_row(self, key: str) -> list[Action]:
+        """The batch row is done elsewhere: its sequences are freed, nothing is answered."""
+        job = self._jobs.get(None, key)
+        return [] if job is None else self._drop(job)
+
     def peer_gone(self, peer: bytes) -> list[Action]:
         """An entry died: its sequences are freed."""
         return [a for job in self._jobs.of(peer) for a in self._drop(job)]

@@ -121,7 +121,9 @@ class Traffic:
             self.granted.set()
 
     def revoke(self, message: LeaseRevoke) -> None:
-        self._worker.revoke(message.lease, message.soft)
+        for key in self._worker.revoke(message.lease, message.soft):
+            self._act(self._relay.cancel_row(key))
+        self._flush_soon()
 
     def _entry_said(self, peer: bytes, message: Any) -> None:
         match message:

@@ -231,12 +231,23 @@ def test_a_revoked_lease_ends_at_once_and_its_rows_are_forgotten(parts: Parts) -
     worker.grant(grant(parts, 1, 0, 8))
     rows = begun(worker, 3)
     end(worker, rows[:1])
-    worker.revoke(1)
+    assert worker.revoke(1) == [row.key for row in rows[1:]]
     end(worker, rows[1:])
     assert worker.leases == []
     (message,) = sync(worker)
     assert (message.finished, message.rows, message.journal) == (True, [], "")
     assert sync(worker) == []
+
+
+def test_a_row_that_runs_alone_and_is_done_elsewhere_does_not_hold_up_the_next_one(parts: Parts) -> None:
+    worker = LeaseWorker("a-0")
+    for lease, row in ((1, 0), (2, 1)):
+        worker.grant(msgspec.structs.replace(grant(parts, lease, row, row + 1), alone=True))
+    (first,) = begun(worker)
+    assert worker.next_rows(8) == []
+    assert worker.revoke(1) == [first.key]
+    (second,) = worker.next_rows(8)
+    assert second.alone
 
 
 def test_unknown_keys_and_repeated_ends_are_ignored(parts: Parts) -> None:

@@ -548,6 +548,17 @@ def test_rows_leave_places_to_online_requests_and_wait_behind_them() -> None:
     assert len(admits(made.flush(2.0))) == 1
 
 
+def test_a_row_that_is_done_elsewhere_gives_its_place_back_and_answers_nothing() -> None:
+    made = relay(sequences=2, kv=10_000)
+    (admit,) = admits(made.row("k", "completion", BODY, 5, 0, 0))
+    before = made.free(0)
+    actions = made.cancel_row("k")
+    assert aborts(actions) == [admit.sequence]
+    assert len(actions) == 1
+    assert made.free(0) == before + 1
+    assert made.cancel_row("k") == []
+
+
 def test_a_replica_full_of_rows_has_room_for_online_requests_as_if_it_was_empty() -> None:
     """The replica lets the rows give way."""
     made = relay(sequences=2, kv=128)

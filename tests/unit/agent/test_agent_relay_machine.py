@@ -487,6 +487,13 @@ class RelayMachine(RuleBasedStateMachine):
             del self.asks[peer, name]
             self.perform(self.relay.cancel(peer, name))
 
+    @rule(data=st.data())
+    def a_row_is_done_elsewhere(self, data: st.DataObject) -> None:
+        if self.rows:
+            key = data.draw(st.sampled_from(sorted(self.rows)))
+            del self.rows[key]
+            self.perform(self.relay.cancel_row(key))
+
     @rule(peer=st.sampled_from([b"e1", b"e2"]))
     def entry_dies(self, peer: bytes) -> None:
         for key in [key for key in self.asks if key[0] == peer]:
