@@ -44,7 +44,7 @@ class Queue:
         self._entries[batch] = _Entry(batch, owner)
 
     def start(self, now: float) -> list[str]:
-        """What begins to run now: of the owner with the fewest running first, then the oldest (ids sort by age)."""
+        """What begins to run now: of the owner with the fewest running, then the oldest (ids sort by age)."""
         running = Counter(one.owner for one in self._entries.values() if one.since is not None)
         waiting = [one for one in self._entries.values() if one.since is None and one.not_before <= now]
         started: list[str] = []

@@ -16,7 +16,7 @@ from exahpc.batch import run as running
 from exahpc.batch.failures import failures
 from exahpc.batch.inputs.options import Inputs
 from exahpc.batch.run import Prepared
-from exahpc.cli import exits
+from exahpc.cli import exits, submitted
 from exahpc.cli.batch_view import bar, ending, show, show_failures
 from exahpc.cli.common import json_text, notes, opened
 from exahpc.cli.hire import takes_nodes
@@ -34,6 +34,9 @@ _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.group()
 def batch() -> None:
     """Run files of requests (OpenAI batch lines), exactly once a line, through any crash."""
+
+
+submitted.add_to(batch)
 
 
 @batch.command(epilog=exits.EPILOG)
@@ -93,16 +96,17 @@ def export(results: Path, output: str, form: exporting.Form | None) -> None:
 
 
 @batch.command()
-@click.argument("output", required=False, type=_OUTPUT)
+@click.argument("output", metavar="[OUTPUT|ID]", required=False, type=_OUTPUT)
 @click.option("--deployment", "name", help="The deployment that is asked  [default: the one that ran OUTPUT last]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(output: Path | None, name: str | None, as_json: bool) -> None:
-    """Show the batch that makes OUTPUT, or all batches of a deployment.
+    """Show the batch that makes OUTPUT (or was submitted as ID), or all batches that a deployment runs.
 
     Of a batch that no deployment knows any more, what is on disk.
     """
     if output is not None:
-        found = [standing.of_output(output, opened(name)[0] if name else None)]
+        waiting = submitted.waiting(output, name)
+        found = [waiting.status() if waiting else standing.of_output(output, opened(name)[0] if name else None)]
     elif name is not None:
         reply = ask_broker(opened(name)[0], m.StatusQuery())
         found = reply.batches if isinstance(reply, m.StatusReply) else []
@@ -115,10 +119,15 @@ def status(output: Path | None, name: str | None, as_json: bool) -> None:
 
 
 @batch.command()
-@click.argument("output", type=_OUTPUT)
+@click.argument("output", metavar="OUTPUT|ID", type=_OUTPUT)
 @click.option("--deployment", "name", help="The deployment that runs it  [default: the one that ran it last]")
 def cancel(output: Path, name: str | None) -> None:
-    """Stop the batch that makes OUTPUT; what is done stays, and `batch run` can go on with it."""
+    """Stop the batch that makes OUTPUT (or was submitted as ID); what is done stays, and `batch run` can go on with
+    it."""
+    told = submitted.cancelled(output, name)
+    if told is not None:
+        click.echo(told)
+        return
     plan, folder = standing.known(output)
     folder = opened(name)[0] if name else folder
     if folder is None:

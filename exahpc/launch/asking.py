@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
+from exahpc.batch import noted
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Question
 from exahpc.errors import BatchError, DeploymentError, LinkError
 from exahpc.launch import ready, words
 from exahpc.wire import messages as m
-from exahpc.wire.folder import Folder, write_atomic
+from exahpc.wire.folder import Folder
 from exahpc.wire.link import ask
 
 _LOOK_SECONDS = 5.0
@@ -46,16 +46,13 @@ def state_of(answer: m.BatchState | m.Refused) -> m.BatchStatus:
 
 def note_deployment(parts: Parts, folder: Folder) -> None:
     """Remember who runs this batch, for `batch status OUTPUT` and `batch cancel OUTPUT`."""
-    write_atomic(parts.path / "deployment", str(folder.path).encode("utf-8", "surrogateescape"))
+    noted.note_deployment(parts, folder.path)
 
 
 def noted_deployment(parts: Parts) -> Folder | None:
     """The deployment that ran it last, if its folder is there still."""
-    try:
-        path = Path((parts.path / "deployment").read_bytes().decode("utf-8", "surrogateescape"))
-    except OSError:
-        return None
-    return Folder(path) if (path / "deployment.toml").is_file() else None
+    path = noted.noted_deployment(parts)
+    return None if path is None else Folder(path)
 
 
 class Watching:

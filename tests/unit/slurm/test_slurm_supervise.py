@@ -172,11 +172,15 @@ def test_broker_and_entries_are_kept_until_the_brokers_orderly_end(local: Local)
     local.sees("exahpc.entry start", 2)
     os.kill(local.pid("exahpc.broker"), signal.SIGKILL)
     local.sees("exahpc.broker start", 2)
+    os.kill(local.pid("exahpc.clerk"), signal.SIGKILL)
+    local.sees("exahpc.clerk start", 2)
     local.end("exahpc.broker", 0)
     assert local.code() == 0
     assert local.events().count("exahpc.entry TERM") == 2
+    assert local.events().count("exahpc.clerk TERM") == 1
     assert sorted(path.name for path in (local.folder / "logs" / "head").iterdir()) == [
         "broker.log",
+        "clerk.log",
         "entry-0.log",
         "entry-1.log",
     ]
