@@ -21,8 +21,9 @@ from exahpc.batch.columns import Block, Ragged
 from exahpc.batch.failures import error_of
 from exahpc.batch.gather import Gathered
 from exahpc.batch.plan import Parts
-from exahpc.batch.results import Results, Summary, Tally
+from exahpc.batch.resultsfile import Results
 from exahpc.batch.space import refusal
+from exahpc.batch.tally import Summary, Tally
 from exahpc.errors import BatchError
 
 Progress = Callable[[int, int], None]

@@ -13,7 +13,7 @@ from exahpc.batch.columns import OUTCOMES, Block
 from exahpc.batch.gather import Gathered
 from exahpc.batch.plan import Parts
 from exahpc.batch.reasons import reason_of
-from exahpc.batch.results import Results
+from exahpc.batch.resultsfile import Results
 from exahpc.errors import BatchError
 
 

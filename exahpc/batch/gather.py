@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -25,19 +25,19 @@ class Gathered:
     What no client has rolled yet is rolled into a temporary folder. Memory: 5 bytes a row, and one block.
     """
 
-    def __init__(self, parts: Parts, plan: BatchPlan) -> None:
-        """Raises BatchError for what is damaged, foreign or mixed up."""
+    def __init__(self, parts: Parts, plan: BatchPlan, beat: Callable[[], None] = lambda: None) -> None:
+        """beat: called now and then. Raises BatchError for what is damaged, foreign or mixed up."""
         self.batch, self.rows = plan.batch, plan.rows
         self.replicas = Replicas()
         self._late = Path(tempfile.mkdtemp(prefix="exahpc-batch-"))
         try:
-            Roller(parts, plan, into=self._late).roll(everything=True)
+            Roller(parts, plan, beat=beat, into=self._late).roll(everything=True)
             self._segments = [
                 Segment(segment_path(folder, number), plan.batch, number)
                 for folder in (parts.segments, self._late)
                 for number in numbers(folder)
             ]
-            self._count_rows()
+            self._count_rows(beat)
         except BaseException:
             self.close()
             raise
@@ -46,9 +46,10 @@ class Gathered:
             for segment in self._segments
         ]
 
-    def _count_rows(self) -> None:
+    def _count_rows(self, beat: Callable[[], None]) -> None:
         seen = np.zeros(self.rows, bool)
         for segment in self._segments:
+            beat()
             segment.verify()
             if len(segment.rows) and segment.rows[-1] >= self.rows:
                 raise BatchError(f"{segment.path} holds row {segment.rows[-1]}, this batch has {self.rows} rows")

@@ -5,6 +5,7 @@ Every step may be killed; the same command goes on from what is on disk.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -20,11 +21,14 @@ from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inpu
 from exahpc.batch.results import Results, Summary, write_results
 from exahpc.batch.segments import Roller
 from exahpc.batch.source import index_inputs
+from exahpc.batch.space import NoRoomError, refusal
 from exahpc.batch.usage import node_hours
 from exahpc.errors import BatchCancelled, BatchError, LinkError
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
 
 __all__ = ["Prepared", "Roller", "Summary", "drive", "finish", "prepare"]
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 Question = BatchOpen | BatchQuery | BatchCancel
@@ -89,8 +93,7 @@ def _told(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or output
-        raise BatchError(f"{where} cannot be used: {error.strerror or error}") from error
+        raise refusal(error, Path(error.filename or output)) from error
 
 
 def _prepare(
@@ -181,7 +184,7 @@ def drive(
     with _told(prepared.output):
         roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     question: Question = prepared.question
-    roll_at = clock()
+    roll_at, full = clock(), False
     while True:
         prepared.beat()
         try:
@@ -210,9 +213,20 @@ def drive(
                 raise BatchError(f"batch {prepared.plan.batch} failed: {note}; the same command goes on with it")
         if clock() >= roll_at:
             with _told(prepared.output):
-                roller.roll()
+                full = _rolled(roller, full)
             roll_at = clock() + _ROLL_SECONDS
         sleep(poll_seconds)
+
+
+def _rolled(roller: Roller, full: bool) -> bool:
+    """Roll what is due. A full disk can wait: answers are safe in the journals. Returns whether it is full."""
+    try:
+        roller.roll()
+    except NoRoomError as error:
+        if not full:
+            log.warning("answers are not gathered into segments for now: %s", error)
+        return True
+    return False
 
 
 def complete(prepared: Prepared) -> bool:

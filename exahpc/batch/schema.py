@@ -45,3 +45,5 @@ RAGGED = {
     "logprobs": Column("<f4", "nat", "log-probabilities of the tokens, where they were asked for"),
 }
 """Each a group with `data` and `offsets` (rows + 1): number i is data[offsets[i]:offsets[i + 1]]."""
+REQUEST = Column("u1", "", "OpenAI batch line of each row in failed/row, with its line end")
+"""As `failed/request`."""

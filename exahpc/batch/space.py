@@ -16,15 +16,17 @@ class NoRoomError(BatchError):
     """The disk or a quota is full. What was done is kept; the same action succeeds when there is room."""
 
 
-def refusal(error: OSError, path: Path) -> BatchError:
-    """An error of the file system, as the user is told it: which path, what is wrong, what to do."""
-    where = Path(error.filename) if isinstance(error.filename, str) else path
+def refusal(error: OSError, path: Path, then: str = "then run the same command again") -> BatchError:
+    """An error of the file system, as the user is told it: which path, what is wrong, what to do.
+
+    then: what makes the work go on when there is room.
+    """
     if error.errno not in _NO_ROOM:
-        return BatchError(f"{where} cannot be used: {error.strerror or error}")
-    free = _free(where)
+        return BatchError(f"{path} cannot be used: {error.strerror or error}")
+    free = _free(path)
     left = "" if free is None else f", {free / 2**20:.0f} MiB are free there for this user"
-    remedy = "make room (or raise the quota), then go on with the same command: nothing that was done is lost"
-    return NoRoomError(f"no room to write {where} ({os.strerror(error.errno or 0)}{left}): {remedy}")
+    remedy = f"make room (or raise the quota), {then}; nothing that was done is lost"
+    return NoRoomError(f"no room to write {path} ({os.strerror(error.errno or 0)}{left}): {remedy}")
 
 
 def _free(path: Path) -> int | None:

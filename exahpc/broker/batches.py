@@ -22,6 +22,7 @@ from exahpc.batch.intervals import count
 from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
 from exahpc.batch.salvage import Committed, Found, Owners, look
+from exahpc.batch.space import refusal
 from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
 from exahpc.broker.release import Work
 from exahpc.broker.tally import Tally
@@ -158,7 +159,8 @@ class Batches:
                 self._collect(batch, entry, now)
             except Exception as error:  # a full disk, a spoilt folder, a defect: one batch must not end the broker
                 log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
-                self._end(batch, entry, "failed", str(error) or type(error).__name__)
+                told = refusal(error, entry.parts.path) if isinstance(error, OSError) else error
+                self._end(batch, entry, "failed", str(told) or type(error).__name__)
         if self._hellos and not self._opening():
             for agent, leases in self._hellos.items():
                 self._perform(self._leases.hello(agent, leases, now), now)

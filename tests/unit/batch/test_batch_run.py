@@ -102,7 +102,7 @@ def test_a_failed_batch_tells_why_and_an_unknown_one_is_opened_again(tmp_path: P
 
 def test_an_export_to_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     prepared = prepare(write(tmp_path / "in.jsonl", "a"), tmp_path / "out.h5")
-    with pytest.raises(BatchError, match="cannot be written"):
+    with pytest.raises(BatchError, match="cannot be used"):
         export(prepared.parts.path, tmp_path / "none" / "out.jsonl")
     assert not os.path.exists(tmp_path / "none")
 

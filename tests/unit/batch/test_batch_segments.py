@@ -13,8 +13,8 @@ import h5py
 import msgspec
 import pytest
 
-from exahpc.batch.commits import Commit, CommitWriter
 from exahpc.batch.columns import Block
+from exahpc.batch.commits import Commit, CommitWriter
 from exahpc.batch.gather import Gathered
 from exahpc.batch.intervals import ranges_of
 from exahpc.batch.journal import FrameWriter, Record, Run
