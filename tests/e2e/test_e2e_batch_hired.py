@@ -1,0 +1,84 @@
+"""A batch with a deployment of its own: it survives the kill -9 of its client, and in the end nothing is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exahpc.launch.hired import name_for
+from tests.e2e.test_e2e_batch import write
+from tests.live import EXAHPC, Live, processes_of, until
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(400)]
+
+ROWS = 120
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="exahpc-e2e-") as path:
+        yield Path(path)
+
+
+def test_the_same_command_finds_its_deployment_again_and_ends_it_in_any_case(home: Path, tiny: Path) -> None:
+    source, output = write(home / "in.jsonl", tiny.name, rows=ROWS, tokens=32), home / "out.h5"
+    live = Live(home, name_for(output))
+    own = ("--model", str(tiny), "--launcher", "local", "--dtype", "float32", "--context", "2048", "--json")
+    argv = ("batch", "run", str(source), "-o", str(output), *own)
+
+    said = home / "said"
+
+    def begin() -> subprocess.Popen[str]:
+        with open(said, "w") as errors:
+            return subprocess.Popen(
+                [*EXAHPC, *argv],
+                env=live.env,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+
+    def done(rows: int) -> bool:
+        found = live.status()
+        return bool(found and found.batches and found.batches[0].ok >= rows)
+
+    first = begin()
+    until("the first rows are done", lambda: done(3), 120)
+    first.kill()
+    first.communicate()
+
+    second = begin()
+    try:
+        adopted = f"going on with deployment {live.name}, which is up"
+        until("the second client has found what the first one left", lambda: adopted in said.read_text(), 60)
+        second.send_signal(signal.SIGSTOP)  # so that it cannot be done before another one has looked
+        third = live.run(*argv, check=False)
+        assert (third.returncode, json.loads(third.stdout)["exit_code"]) == (5, 5), third.stderr
+        assert "another `exahpc batch run` works on" in third.stderr
+        second.send_signal(signal.SIGTERM)
+        second.send_signal(signal.SIGCONT)
+        told, _ = second.communicate(timeout=120)
+    finally:
+        second.kill()
+    ended = json.loads(told)
+    assert (second.returncode, ended["state"]) == (143, "stopped"), said.read_text()
+    assert "the same command goes on" in said.read_text()
+    assert not processes_of(live.folder.path), "it was taken down"
+
+    last = live.run(*argv, check=False, seconds=300)
+    assert last.returncode == 3, f"one row is too long\n{last.stderr}\n{live.tail()}"
+    ended = json.loads(last.stdout.splitlines()[-1])
+    assert [ended[key] for key in ("rows", "ok", "failed", "skipped")] == [ROWS, ROWS - 1, 1, 0]
+    assert ended["node_hours"] > 0
+    assert not processes_of(live.folder.path)
+    status = json.loads(live.run("batch", "status", str(output), "--json").stdout)[0]
+    assert [status[key] for key in ("state", "total", "ok", "failed")] == ["finished", ROWS, ROWS - 1, 1]
+    (failed,) = live.run("batch", "errors", str(output), "--json").stdout.splitlines()
+    assert json.loads(failed)["custom_id"] == f"r{ROWS // 2}"
