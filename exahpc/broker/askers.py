@@ -16,11 +16,13 @@ HUNGRY_SECONDS = 5.0
 @dataclass
 class Asker:
     """when: time of the last ask; got: rows it was given then; room: the most rows that it ever asked for at once,
-    a measure of its size."""
+    a measure of its size; part: of what is left, that it may have now; starving: was found to ask in vain."""
 
     when: float
-    got: int
-    room: int
+    got: int = 0
+    room: int = 0
+    part: float = 0.0
+    starving: bool = False
 
 
 class Askers:
@@ -30,38 +32,46 @@ class Askers:
         self._busy = busy
         self._known: OrderedDict[str, Asker] = OrderedDict()
         self._room = 0
+        self._starving = 0
 
     def ask(self, agent: str, rows: int, now: float) -> Asker:
-        """The agent asks for so many rows."""
-        known = self._known.setdefault(agent, Asker(now, 0, 0))
+        """The agent asks for so many rows. It may have half of its share by size; but while some starve, all is
+        divided among those: it was handed back for them."""
+        known = self._known.setdefault(agent, Asker(now))
         self._known.move_to_end(agent)
         room = max(known.room, rows)
         self._room += room - known.room
         known.when, known.got, known.room = now, 0, room
         self._forget_old(now)
+        if known.starving:
+            known.part = room / max(room, self._starving)
+            known.starving = False
+            self._starving -= room
+        else:
+            known.part = 0.0 if self._starving > 0 else room / (2 * self._room)
         return known
-
-    def share(self, asker: Asker) -> float:
-        """Its part of what all agents can take, in (0, 1]."""
-        return asker.room / self._room if self._room else 1.0
 
     def forget(self, agent: str) -> None:
         known = self._known.pop(agent, None)
         if known is not None:
             self._room -= known.room
+            self._starving -= known.room if known.starving else 0
 
     def room(self, agent: str) -> int:
         """At least 1."""
         known = self._known.get(agent)
         return max(1, known.room) if known is not None else 1
 
-    def in_vain(self, now: float) -> list[str]:
+    def starving(self, now: float) -> list[str]:
         """Agents whose last ask, not long ago, brought nothing; the one that waits longest first."""
         found = []
+        self._starving = 0
         for agent, asker in reversed(self._known.items()):
             if now - asker.when >= HUNGRY_SECONDS:
                 break
-            if not asker.got:
+            asker.starving = not asker.got
+            if asker.starving:
+                self._starving += asker.room
                 found.append(agent)
         return found[::-1]
 

@@ -11,6 +11,7 @@ second.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -134,8 +135,8 @@ class Leases:
         actions = self._isolated(agent, asker, now)
         for name, batch in self._batches.items():
             book = batch.book
-            fair = max(1.0, len(book.pending) * self._askers.share(asker) / 2)
-            left = min(rows, LARGEST_LEASE, math.ceil(fair)) if book.pending else 0
+            fair = math.ceil(len(book.pending) * asker.part)
+            left = min(rows, LARGEST_LEASE, fair)
             while left and len(actions) < 2 * _GRANTS and (taken := book.pending.first(left)):
                 lease = self._number(batch)
                 actions.append(self._log(name, Granted(lease, agent, *taken), now))
@@ -304,26 +305,34 @@ class Leases:
         return actions + self._even_out(now)
 
     def _even_out(self, now: float) -> list[Action]:
-        """Nothing waits, and agents ask in vain. From the most loaded agents, as many rows as those did not begin;
-        when all is begun, `want` may double the slowest."""
+        """Nothing waits, and agents ask in vain. The most loaded ones hand back what they did not begin; when all
+        is begun, `want` may double the slowest."""
         self._slow.clear()
-        vain = self._askers.in_vain(now)
+        vain = self._askers.starving(now)
         if not vain or any(batch.book.pending for batch in self._batches.values()):
             return []
-        leases = self._all()
         held = Counter[str]()
-        for _, lease in leases:
+        spare: dict[str, list[Lease]] = {}  # of each agent, the newest last: it is the least begun
+        for _, lease in self._all():
             held[lease.agent] += len(lease.held)
-        load = {agent: rows / self._askers.room(agent) for agent, rows in held.items()}
-        hungry = sorted(vain, key=lambda agent: load.get(agent, 0.0))
-        givers = [le for _, le in leases if not le.soft and not le.closing and held[le.agent] > 1]
-        givers.sort(key=lambda lease: (-load[lease.agent], -lease.lease))  # the newest is the least begun
+            if not (lease.soft or lease.closing):
+                spare.setdefault(lease.agent, []).append(lease)
+        load = {agent: held[agent] / self._askers.room(agent) for agent in (*held, *vain)}
+        givers = [(-load[agent], agent) for agent in spare if held[agent] > 1]
+        heapq.heapify(givers)
         actions: list[Action] = []
-        for agent, lease in zip(hungry, givers, strict=False):
-            if load[lease.agent] > 2 * load.get(agent, 0.0) and lease.agent != agent:
+        for agent in sorted(vain, key=load.__getitem__):
+            if not givers or -givers[0][0] <= 2 * load[agent] or givers[0][1] == agent:
+                break
+            _, giver = heapq.heappop(givers)
+            need = (held[giver] - held[agent]) // 2
+            while need > 0 and spare[giver]:
+                lease = spare[giver].pop()
                 lease.soft = True
-                actions.append(Revoke(lease.agent, lease.lease, soft=True))
+                need -= len(lease.held)
+                actions.append(Revoke(giver, lease.lease, soft=True))
         if not actions:
-            slow = [(le.since, name, le.lease) for name, le in leases if self._batches[name].straggles(le, now)]
-            self._slow.extend((name, lease) for _, name, lease in sorted(slow))
+            late = [(name, lease) for name, lease in self._all() if self._batches[name].straggles(lease, now)]
+            late.sort(key=lambda one: one[1].since)
+            self._slow.extend((name, lease.lease) for name, lease in late)
         return actions
