@@ -19,6 +19,7 @@ from exahpc.batch.run import Prepared
 from exahpc.cli import exits, submitted
 from exahpc.cli.batch_view import bar, ending, show, show_failures
 from exahpc.cli.common import json_text, notes, opened
+from exahpc.cli.compact import compact
 from exahpc.cli.hire import takes_nodes
 from exahpc.cli.inputs import takes_inputs
 from exahpc.cli.running import Runner, run_to_the_end, tell
@@ -37,6 +38,7 @@ def batch() -> None:
 
 
 submitted.add_to(batch)
+batch.add_command(compact)
 
 
 @batch.command(epilog=exits.EPILOG)
@@ -122,7 +124,7 @@ def status(output: Path | None, name: str | None, as_json: bool) -> None:
 @click.argument("output", metavar="OUTPUT|ID", type=_OUTPUT)
 @click.option("--deployment", "name", help="The deployment that runs it  [default: the one that ran it last]")
 def cancel(output: Path, name: str | None) -> None:
-    """Stop the batch that makes OUTPUT (or was submitted as ID); what is done stays, and `batch run` can go on with
+    """Stop the batch that makes OUTPUT, or was submitted as ID; what is done stays, and `batch run` goes on with
     it."""
     told = submitted.cancelled(output, name)
     if told is not None:

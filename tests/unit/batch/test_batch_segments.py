@@ -92,7 +92,7 @@ def check(path: Path, rows: int = ROWS) -> None:
 def roll_for_ever(parts: Parts, plan: BatchPlan, output: Path) -> None:
     try:
         while True:
-            Roller(parts, plan, most_rows=50).roll(everything=True)
+            Roller(parts, plan, most_rows=100).roll(everything=True)
             write_results(output, parts, plan)
     finally:
         os._exit(1)
@@ -110,7 +110,7 @@ def test_a_roller_killed_at_twenty_random_points_loses_and_repeats_nothing(tmp_p
         if child == 0:
             roll_for_ever(parts, plan, output)
         goal, patience = len(numbers(parts.segments)) + rng.randrange(3), 100
-        while len(numbers(parts.segments)) < min(goal, ROWS // 60) and (patience := patience - 1):
+        while len(numbers(parts.segments)) < min(goal, ROWS // 120) and (patience := patience - 1):
             time.sleep(0.02)
         time.sleep(rng.random() * 0.06)
         os.kill(child, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_a_roller_killed_at_twenty_random_points_loses_and_repeats_nothing(tmp_p
         now = Roller(parts, plan).rolled
         assert now >= rolled
         rolled = now
-    Roller(parts, plan, most_rows=50).roll(everything=True)
+    Roller(parts, plan, most_rows=100).roll(everything=True)
     write_results(output, parts, plan)
     check(output)
     assert list(parts.segments.glob(".*")) == []
