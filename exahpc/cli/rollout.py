@@ -88,12 +88,13 @@ def status(name: str, as_json: bool) -> None:
 
 @rollout.command()
 @deployment_argument()
-def promote(name: str) -> None:
+@click.option("--wait/--no-wait", default=False, help="Wait until it has ended, or come back at once (default).")
+def promote(name: str, wait: bool) -> None:
     """Go on without judging: for new versions that few ask, or that are known to be slower.
 
-    Tasks that do not get ready still end the rollout.
+    Tasks that do not get ready still end the rollout; with --wait the exit code is then 1.
     """
-    _command(name, "promote")
+    _command(name, "promote", wait)
 
 
 @rollout.command()
@@ -117,7 +118,7 @@ def _command(name: str, command: Literal["promote", "abort", "rollback"], wait: 
     found = launched.tell(folder, m.RolloutCommand(command))
     notes.print(_line(found), markup=False, soft_wrap=True)
     if wait:
-        _follow(folder, found.current)
+        _follow(folder, found.versions[-1].version if command == "promote" else found.current)
 
 
 def _follow(folder: Folder, wanted: str) -> None:
