@@ -146,3 +146,15 @@ def test_a_bad_version_goes_back_before_many_meet_it() -> None:
     assert 0 < found.versions["v2"] < 0.02 * found.all.requests
     assert found.all.done == found.all.requests
     assert found.windows[-1].serving == 1.0
+
+
+def test_replicas_that_nobody_needs_go_and_the_first_requests_bring_them_back() -> None:
+    """DESIGN: to zero and back on the first request, which is held and not refused."""
+    found = run(preset("to-zero", 0.6, seconds=1500.0), nodes=2)
+    assert found.all.done == found.all.requests > 0
+    by_time = {w.at: w.serving for w in found.windows}
+    assert {share for at, share in by_time.items() if at < 300} == {0.5}, "`up` starts one task"
+    assert {share for at, share in by_time.items() if 600 <= at < 890} == {0.0}
+    assert {share for at, share in by_time.items() if 1000 <= at < 1080} == {1.0}, "what waited needed both"
+    assert by_time[max(by_time)] == 0.0
+    assert 20 < worst(found, 885, 960) < SCENARIOS["to-zero"].slo.first_token

@@ -51,7 +51,7 @@ def _random(wanted: Arrivals, rate: float, draw: random.Random) -> Iterator[Arri
         at += wait(highest)
         if bursts:
             inside = at % wanted.every_seconds < wanted.burst_seconds
-            if uniform() * highest >= rate * (wanted.burst if inside else 1.0):
+            if uniform() * highest >= rate * (wanted.burst if inside else wanted.calm):
                 continue
         kind = only
         if kind is None:

@@ -83,9 +83,9 @@ class Cluster:
     # --- what is asked of it ---------------------------------------------------------------------------------
 
     def begin(self, pool: Pool) -> str:
-        """A job array that runs already. Returns its id."""
+        """A job array of the tasks that `up` submits, which runs already. Returns its id."""
         self._arrays += 1
-        for task in range(pool.tasks):
+        for task in range(pool.first_tasks):
             job = Job(f"{self._arrays}_{task}", pool, task, self._timeline.now)
             self.jobs[job.id] = job
             self._pending.append(job)

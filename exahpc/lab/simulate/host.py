@@ -273,13 +273,19 @@ class Host:
             number = core.slots[slot].incarnation
             if tokens > 0:
                 core.handle(events.Moved(slot, number, tokens), now)  # this and a beat cause nothing
-            else:
-                free = batch.kv_tokens - batch.kv
-                beat = events.Beat(slot, number, batch.running, batch.waiting, free, int(batch.steps))
-                core.handle(beat, now)
+            self._replica_beat(slot, batch, now)
+        for slot in self._busy - found.keys():
+            if slot in self.relay.replicas:
+                self._replica_beat(slot, self.relay.replicas[slot].batch, now)
         if found or self._busy or self._ticking:
             self._busy = frozenset(found)
             self.emit(events.Tick(self._busy))
+
+    def _replica_beat(self, slot: int, batch: Batch, now: float) -> None:
+        """What a replica tells its agent of itself."""
+        free = batch.kv_tokens - batch.kv
+        number = self.core.slots[slot].incarnation
+        self.core.handle(events.Beat(slot, number, batch.running, batch.waiting, free, int(batch.steps)), now)
 
     def fuss(self) -> None:
         """Something is unusual: look often until it is over."""

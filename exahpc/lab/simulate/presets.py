@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exahpc.deployment.policy import Scaling
 from exahpc.deployment.spec import Deployment, Head, Model, Pool, SlurmResources
 from exahpc.lab.simulate.scenario import (
     AgentKilled,
@@ -13,6 +14,7 @@ from exahpc.lab.simulate.scenario import (
     Request,
     Rollout,
     Scenario,
+    Slo,
     Slow,
     SwitchDown,
     Wait,
@@ -32,6 +34,16 @@ SCENARIOS: dict[str, Scenario] = {
             name="bursts",
             about="a third of the reference load, with bursts of three times as much",
             arrivals=Arrivals(kind="bursts", rate_per_replica=110 / 12 / 3),
+        ),
+        Scenario(
+            name="to-zero",
+            about="bursts with nothing in between: replicas come with the first requests, and go again",
+            seconds=1800.0,
+            least=0,
+            arrivals=Arrivals(
+                kind="bursts", rate_per_replica=0.5, burst=1.0, calm=0.0, burst_seconds=200.0, every_seconds=900.0
+            ),
+            slo=Slo(first_token=120.0, deadline=300.0),
         ),
         Scenario(
             name="switch",
@@ -110,9 +122,9 @@ def reference(scenario: Scenario, nodes: int = NODES) -> Deployment:
     has_long = any(kind.prompt + kind.new > 4096 for kind in scenario.arrivals.mix)
     context = 65_536 if has_long else 4096
     long = max(1, nodes // 4) if has_long else 0
-    pools = [_pool("short" if long else "main", nodes - long, "short" if long else "any")]
+    pools = [_pool("short" if long else "main", nodes - long, "short" if long else "any", scenario.least)]
     if long:
-        pools.append(_pool("long", long, "long"))
+        pools.append(_pool("long", long, "long", scenario.least))
     return Deployment(
         name="reference",
         model=Model(path="/models/reference", context=context),
@@ -122,7 +134,7 @@ def reference(scenario: Scenario, nodes: int = NODES) -> Deployment:
     )
 
 
-def _pool(name: str, nodes: int, length: str) -> Pool:
+def _pool(name: str, nodes: int, length: str, least: int | None) -> Pool:
     return Pool(
         name=name,
         replicas=_EACH * nodes,
@@ -130,4 +142,5 @@ def _pool(name: str, nodes: int, length: str) -> Pool:
         max_sequences=64,
         kv_tokens=262_144,
         length=length,  # type: ignore[arg-type]
+        scaling=Scaling(least=least),
     )

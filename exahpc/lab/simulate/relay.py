@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
@@ -65,7 +65,7 @@ class Relay:
             why = f"{client.prompt} + {client.new} tokens exceed the context of {capacity.hello.context}"
             gateway.failed(agent, Failed(message.request, message.attempt, 400, why))
             return
-        if capacity.full or not replica.fits(client.prompt + client.new):
+        if capacity.alone if message.alone else capacity.full or not replica.fits(client.prompt + client.new):
             capacity.refused = now
             gateway.busy(agent, Busy(message.request, message.attempt))
             return
@@ -73,13 +73,26 @@ class Relay:
             self.cancel(message.request)
         if replica.batch.due <= now:
             self._advance(replica, now)
-        self._sequence += 1
         work = Work(gateway, agent, message, client)
+        work.replica = replica
         self._works[message.request] = work
         client.version = client.version or self._version
-        replica.admit(work, self._sequence, now)
+        if message.alone:
+            replica.wait(work)
+            self._start_waiting(replica, now)
+        else:
+            self._admit(replica, work, now)
         self._changed(replica.slot)
         self._plan(replica)
+
+    def _admit(self, replica: Replica, work: Work, now: float) -> None:
+        self._sequence += 1
+        replica.admit(work, self._sequence, now)
+
+    def _start_waiting(self, replica: Replica, now: float) -> None:
+        """Who waits for an empty replica may have it now."""
+        while (choice := replica.capacity.next(now)) is not None:
+            self._admit(replica, cast(Work, choice), now)
 
     def cancel(self, request: str) -> None:
         """The client left: no answer."""
@@ -87,8 +100,9 @@ class Relay:
         if work is not None:
             replica = work.replica
             self._advance(replica, self._timeline.now)
-            replica.batch.abort(work.sequence, self._timeline.now)
-            replica.leave(work)
+            if replica.leave(work):
+                replica.batch.abort(work.sequence, self._timeline.now)
+            self._start_waiting(replica, self._timeline.now)
             self._plan(replica)
 
     # --- replicas --------------------------------------------------------------------------------------------
@@ -109,6 +123,9 @@ class Relay:
             self._progress(work)
             failed = Failed(work.request, work.attempt, 503, why, retry=True, own_exit=own_exit)
             work.gateway.failed(work.agent, failed)
+        for work in replica.waiting:  # nothing was lost, and it cannot be the cause
+            self._works.pop(work.request, None)
+            work.gateway.busy(work.agent, Busy(work.request, work.attempt))
         return True
 
     def vanish(self) -> None:
@@ -197,6 +214,8 @@ class Relay:
         replica.leave(work)
         replica.batch.abort(work.sequence, now)
         del self._works[work.request]
+        if replica.capacity.alone:
+            self._start_waiting(replica, now)
         why = "the replica could not compute this sequence"
         work.gateway.failed(work.agent, Failed(work.request, work.attempt, 503, why, retry=True))
 
@@ -204,6 +223,8 @@ class Relay:
         work.count = work.new
         del self._works[work.request]
         replica.ended(work, now)
+        if replica.capacity.alone:
+            self._start_waiting(replica, now)
         self._changed(replica.slot)
         done = Done(work.request, work.attempt, b"", work.client.prompt, work.new)
         work.gateway.done(work.agent, done)

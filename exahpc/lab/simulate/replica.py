@@ -20,13 +20,13 @@ class Work:
     """One attempt of a request with one choice: what the agent's `Job` and `Choice` are to its books.
 
     gateway, agent: whom it came from, and how that knows this agent; had: tokens that it came with; told: those
-    that the gateway knows of, since told_at.
+    that the gateway knows of, since told_at; alone: nothing may run beside it.
     """
 
     row = False
     __slots__ = (
-        "agent", "attempt", "client", "count", "gateway", "had", "left", "need", "new", "prefill", "replica",
-        "request", "sequence", "timing", "told", "told_at",
+        "agent", "alone", "attempt", "client", "count", "gateway", "had", "left", "need", "new", "prefill",
+        "replica", "request", "sequence", "timing", "told", "told_at",
     )  # fmt: skip
 
     replica: Replica
@@ -34,7 +34,7 @@ class Work:
 
     def __init__(self, gateway: Gateway, agent: Agent, message: Submit, client: Client) -> None:
         self.gateway, self.agent, self.client = gateway, agent, client
-        self.request, self.attempt = message.request, message.attempt
+        self.request, self.attempt, self.alone = message.request, message.attempt, message.alone
         self.had = had = len(message.resume[0].ids) if message.resume else 0
         self.count = self.told = had
         self.new = client.new
@@ -72,8 +72,17 @@ class Replica:
         self.count()
         return capacity.fits(need)
 
+    @property
+    def waiting(self) -> list[Work]:
+        """What waits for the replica to be empty."""
+        return cast("list[Work]", list(self.capacity.online))
+
+    def wait(self, work: Work) -> None:
+        """It gets its place when the replica is empty."""
+        choice: Any = work
+        self.capacity.wait(choice)
+
     def admit(self, work: Work, sequence: int, now: float) -> None:
-        work.replica = self
         work.timing = Timing(now)
         work.told_at = now
         choice: Any = work
@@ -96,10 +105,10 @@ class Replica:
         meter.served += 1
         self.capacity.leave(choice)
 
-    def leave(self, work: Work) -> None:
-        """It ended otherwise."""
+    def leave(self, work: Work) -> bool:
+        """It ended otherwise. False when it only waited."""
         choice: Any = work
-        self.capacity.leave(choice)
+        return self.capacity.leave(choice)
 
     def count(self) -> None:
         """Bring the books of all sequences up to where the batch is."""
@@ -117,4 +126,5 @@ class Replica:
     @property
     def load(self) -> Load:
         batch = self.batch
-        return Load(self.slot, batch.outstanding, len(batch), min(1.0, batch.kv / batch.kv_tokens))
+        sequences = self.capacity.hello.sequences if self.capacity.alone else len(batch)
+        return Load(self.slot, batch.outstanding, sequences, min(1.0, batch.kv / batch.kv_tokens))

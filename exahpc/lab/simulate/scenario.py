@@ -44,8 +44,9 @@ class Arrivals(Keys, frozen=True):
     """`[arrivals]`: when requests come.
 
     kind: "poisson": independent clients; "bursts": the same, and `burst` times as many for `burst_seconds` in
-    every `every_seconds`; "recorded": the file `path`, a JSON object a line with time (s), prompt, new and, if
-    wanted, stream, beginning at time 0. rate: requests a second; default: rate_per_replica for each replica.
+    every `every_seconds`, `calm` times as many otherwise; "recorded": the file `path`, a JSON object a line with
+    time (s), prompt, new and, if wanted, stream, beginning at time 0. rate: requests a second; default:
+    rate_per_replica for each replica.
     """
 
     kind: Literal["poisson", "bursts", "recorded"] = "poisson"
@@ -53,6 +54,7 @@ class Arrivals(Keys, frozen=True):
     rate_per_replica: Positive = 110 / 12
     burst: Positive = 3.0
     burst_seconds: Positive = 2.0
+    calm: Share = 1.0
     every_seconds: Positive = 20.0
     path: str = ""
     mix: Annotated[tuple[Request, ...], msgspec.Meta(min_length=1)] = (Request(),)
@@ -196,13 +198,15 @@ class Slo(Keys, frozen=True):
 
 class Scenario(Keys, frozen=True):
     """The whole file. seconds: of virtual time that are measured; warm: before that, not measured; the times of
-    faults count from the end of `warm`. seed: of everything random."""
+    faults count from the end of `warm`. seed: of everything random. least: replicas of each pool of the reference
+    deployment that run while nobody asks (`pool.scaling.least`); default: all of them all the time."""
 
     name: str = "steady"
     about: str = ""
     seconds: Positive = 60.0
     warm: Seconds = 10.0
     seed: int = 1
+    least: Annotated[int, msgspec.Meta(ge=0)] | None = None
     arrivals: Arrivals = Arrivals()
     replica: Latency = Latency()
     machine: Machine = Machine()
