@@ -51,7 +51,8 @@ from exahpc.batch.results import write_results
 from exahpc.batch.segments import Roller
 from exahpc.batch.source import index_inputs
 from exahpc.broker.batches import Batches
-from exahpc.broker.leases import Action, Grant, Leases, Log
+from exahpc.broker.lease_actions import Action, Grant, Log
+from exahpc.broker.leases import Leases
 from exahpc.wire.messages import BatchOpen, LeaseGrant, LeaseProgress
 
 OURS, NAIVE = "exahpc", "naive"

@@ -23,7 +23,8 @@ from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
 from exahpc.batch.salvage import Committed, Found, Owners, look
 from exahpc.batch.space import refusal
-from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke, Salvage
+from exahpc.broker.lease_actions import Action, Grant, Log, Revoke, Salvage
+from exahpc.broker.leases import Leases
 from exahpc.broker.release import Work
 from exahpc.broker.tally import Tally
 from exahpc.errors import BatchError

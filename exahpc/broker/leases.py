@@ -11,9 +11,8 @@ second.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,6 +22,8 @@ from exahpc.batch.intervals import Intervals
 from exahpc.batch.salvage import Found
 from exahpc.broker.askers import Asker, Askers
 from exahpc.broker.doubles import Double, Doubles
+from exahpc.broker.evening import even_out
+from exahpc.broker.lease_actions import Action, Grant, Log, Revoke, Salvage
 from exahpc.errors import StateError
 from exahpc.wire.messages import LeaseProgress
 
@@ -31,47 +32,6 @@ _GRANTS = 64  # leases in one answer: a pool in shreds must not make one answer 
 _SWEEP_SECONDS = 1.0
 STRAGGLER_SECONDS = 30.0
 """Without progress for so long, and longer than leases of its batch usually last in all: a straggler."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """Append this event to the batch's commit journal."""
-
-    batch: str
-    event: AnyEvent
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Send a LeaseGrant to the agent."""
-
-    agent: str
-    batch: str
-    lease: int
-    first: int
-    last: int
-    alone: bool = False
-    given_up: str = ""
-
-
-@dataclass(frozen=True)
-class Revoke:
-    """Send a LeaseRevoke to the agent."""
-
-    agent: str
-    lease: int
-    soft: bool = False
-
-
-@dataclass(frozen=True)
-class Salvage:
-    """Look through this agent's journals, then call `salvaged`."""
-
-    agent: str
-    batch: str
-
-
-Action = Log | Grant | Revoke | Salvage
 
 
 @dataclass
@@ -305,34 +265,16 @@ class Leases:
         return actions + self._even_out(now)
 
     def _even_out(self, now: float) -> list[Action]:
-        """Nothing waits, and agents ask in vain. The most loaded ones hand back what they did not begin; when all
-        is begun, `want` may double the slowest."""
+        """Nothing waits, and agents ask in vain: others hand back what they did not begin. When all is begun,
+        `want` may double the slowest."""
         self._slow.clear()
         vain = self._askers.starving(now)
         if not vain or any(batch.book.pending for batch in self._batches.values()):
             return []
-        held = Counter[str]()
-        spare: dict[str, list[Lease]] = {}  # of each agent, the newest last: it is the least begun
-        for _, lease in self._all():
-            held[lease.agent] += len(lease.held)
-            if not (lease.soft or lease.closing):
-                spare.setdefault(lease.agent, []).append(lease)
-        load = {agent: held[agent] / self._askers.room(agent) for agent in (*held, *vain)}
-        givers = [(-load[agent], agent) for agent in spare if held[agent] > 1]
-        heapq.heapify(givers)
-        actions: list[Action] = []
-        for agent in sorted(vain, key=load.__getitem__):
-            if not givers or -givers[0][0] <= 2 * load[agent] or givers[0][1] == agent:
-                break
-            _, giver = heapq.heappop(givers)
-            need = (held[giver] - held[agent]) // 2
-            while need > 0 and spare[giver]:
-                lease = spare[giver].pop()
-                lease.soft = True
-                need -= len(lease.held)
-                actions.append(Revoke(giver, lease.lease, soft=True))
-        if not actions:
-            late = [(name, lease) for name, lease in self._all() if self._batches[name].straggles(lease, now)]
-            late.sort(key=lambda one: one[1].since)
-            self._slow.extend((name, lease.lease) for name, lease in late)
-        return actions
+        leases = self._all()
+        if givers := even_out([lease for _, lease in leases], vain, self._askers.room):
+            return [Revoke(lease.agent, lease.lease, soft=True) for lease in givers]
+        late = [(name, lease) for name, lease in leases if self._batches[name].straggles(lease, now)]
+        late.sort(key=lambda one: one[1].since)
+        self._slow.extend((name, lease.lease) for name, lease in late)
+        return []

@@ -16,7 +16,8 @@ from exahpc.batch.commits import AnyEvent, Blamed, Closed, Commit, Granted, Retu
 from exahpc.batch.folds import BookState
 from exahpc.batch.intervals import Intervals, count, ranges_of
 from exahpc.batch.salvage import Found
-from exahpc.broker.leases import LARGEST_LEASE, Action, Grant, Leases, Log, Revoke, Salvage
+from exahpc.broker.lease_actions import Action, Grant, Log, Revoke, Salvage
+from exahpc.broker.leases import LARGEST_LEASE, Leases
 from exahpc.errors import StateError
 from exahpc.wire.messages import LeaseProgress
 

@@ -11,7 +11,8 @@ import pytest
 from exahpc.batch.book import Book
 from exahpc.batch.commits import Commit
 from exahpc.batch.intervals import ranges_of
-from exahpc.broker.leases import Action, Grant, Leases, Log, Revoke
+from exahpc.broker.lease_actions import Action, Grant, Log, Revoke
+from exahpc.broker.leases import Leases
 from exahpc.wire.messages import LeaseProgress
 
 

@@ -10,7 +10,8 @@ from exahpc.batch.commits import AnyEvent, Commit, Granted
 from exahpc.batch.intervals import Ranges, count
 from exahpc.batch.salvage import Found
 from exahpc.broker.askers import ACTIVE_SECONDS, Askers
-from exahpc.broker.leases import STRAGGLER_SECONDS, Action, Grant, Leases, Log, Revoke
+from exahpc.broker.lease_actions import Action, Grant, Log, Revoke
+from exahpc.broker.leases import STRAGGLER_SECONDS, Leases
 from exahpc.wire.messages import LeaseProgress
 
 
