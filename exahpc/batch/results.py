@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h5py
 
+from exahpc.batch.columns import Block, Replicas
 from exahpc.batch.gather import Gathered
 from exahpc.batch.journal import sync_directory
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.resultsfile import Results
-from exahpc.batch.retries import Failed
+from exahpc.batch.retries import Failed, Request
 from exahpc.batch.schema import FORMAT, VERSION
 from exahpc.batch.segments import write_replicas
 from exahpc.batch.space import Sink, refusal
@@ -54,7 +55,7 @@ def write_results(
                 )
             failed = Failed(parts, plan)
             try:
-                summary = _write(temporary, path, gathered, plan, failed, progress, node_hours)
+                summary = write_rows(temporary, path, gathered, plan, failed, progress, node_hours)
             finally:
                 failed.close()
         os.replace(temporary, path)
@@ -66,15 +67,33 @@ def write_results(
         temporary.unlink(missing_ok=True)
 
 
-def _write(
+class Rows(Protocol):
+    """What a results file is written from. missing: rows of the batch that are not among them."""
+
+    @property
+    def missing(self) -> int: ...
+    @property
+    def replicas(self) -> Replicas: ...
+    def blocks(self) -> Iterator[Block]:
+        """In input order; `replica` is a place in `replicas`, which is complete at the end."""
+
+
+class Requests(Protocol):
+    """Where the requests of failed rows are found."""
+
+    def requests(self, block: Block) -> Iterator[list[Request]]: ...
+
+
+def write_rows(
     temporary: Path,
     path: Path,
-    gathered: Gathered,
+    gathered: Rows,
     plan: BatchPlan,
-    failed: Failed,
+    failed: Requests,
     progress: Progress,
     node_hours: float,
 ) -> Summary:
+    """Write a results file at `temporary`, for a caller who renames it to `path`. Raises BatchError, OSError."""
     tally, sink = Tally(), Sink(temporary)
     try:
         with h5py.File(sink, "w") as file:

@@ -171,7 +171,7 @@ class Results:
             sizes = np.sum([cuts - cuts[0] for cuts in offsets.values()], axis=0)
             high = low + max(1, int(np.searchsorted(sizes, _READ_BYTES, side="right")) - 1)
             numbers = np.zeros(high - low, ROW)
-            for name, dataset in _SHOWN.items():
+            for name, dataset in shown.items():
                 numbers[name] = self._file[dataset][low:high]
             found = {}
             for name, cuts in offsets.items():
