@@ -11,9 +11,12 @@ from typing import BinaryIO
 import numpy as np
 
 from exahpc.batch.export import openai_lines, opened
+from exahpc.batch.resultsfile import Results
 from exahpc.batch.space import refusal
 from exahpc.wire.shelf import Shelf
 from exahpc.wire.submissions import BATCH_PREFIX, FILE_PREFIX, FileRecord
+
+_TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def publish(
     Raises BatchError; NoRoomError when the disk is full.
     """
     good, bad = _Half(shelf, batch, "output", "0"), _Half(shelf, batch, "error", "1")
-    rows = failed = prompt = completion = 0
+    rows = failed = 0
+    tokens = dict.fromkeys(_TOKENS, 0)
     try:
         shelf.create()
         with opened(source) as (_, _, blocks):
@@ -73,9 +77,19 @@ def publish(
                 good.write([line for line, outcome in zip(lines, outcomes, strict=True) if not outcome])
                 bad.write([line for line, outcome in zip(lines, outcomes, strict=True) if outcome])
                 rows, failed = rows + len(lines), failed + int(np.count_nonzero(outcomes))
-                prompt += int(block.numbers["prompt_tokens"].sum(dtype=np.int64))
-                completion += int(block.numbers["completion_tokens"].sum(dtype=np.int64))
+                for name in _TOKENS:
+                    tokens[name] += int(block.numbers[name].sum(dtype=np.int64))
                 beat()
-        return Published(good.publish(now), bad.publish(now), rows - failed, failed, prompt, completion)
+        if source.is_file():  # read for its texts, it does not give these
+            tokens = _tokens(source)
+        return Published(good.publish(now), bad.publish(now), rows - failed, failed, **tokens)
     except OSError as error:
         raise refusal(error, source) from error
+
+
+def _tokens(path: Path) -> dict[str, int]:
+    results = Results(path)
+    try:
+        return {name: int(results.column(name).sum(dtype=np.int64)) for name in _TOKENS}
+    finally:
+        results.close()

@@ -15,7 +15,9 @@ from exahpc.batch import export as exporting
 from exahpc.batch import run as running
 from exahpc.batch.failures import failures
 from exahpc.batch.inputs.options import Inputs
+from exahpc.batch.retrying import Retrying
 from exahpc.batch.run import Prepared
+from exahpc.batch.tally import Summary
 from exahpc.cli import exits, submitted
 from exahpc.cli.batch_view import bar, ending, show, show_failures
 from exahpc.cli.common import json_text, notes, opened
@@ -78,6 +80,38 @@ def run(
             )
 
     sys.exit(run_to_the_end(lambda: Runner(output, name, hire, keep), begin, as_json=as_json))
+
+
+@batch.command("retry-failed", epilog=exits.EPILOG)
+@click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--deployment", "name", help="The deployment that runs them.")
+@takes_nodes
+@click.option("--json", "as_json", is_flag=True, help="The last line of standard output tells the end as JSON.")
+def retry_failed(results: Path, name: str | None, hire: Hire, keep: bool, as_json: bool) -> None:
+    """Run the failed rows of RESULTS again, and put their answers in the place of their errors.
+
+    Rows that were bad in the input are left out: they would only fail again. What `batch run` says about
+    interruptions holds here, too. Neither the input nor the .parts folder is needed.
+    """
+    retrying = Retrying(results)
+    if not retrying.retry.rows:
+        retrying.drop()
+        raise BatchError(f"{results} holds no failed row that could be run again")
+
+    def begin(runner: Runner) -> Prepared:
+        tell(f"{len(retrying.retry.rows)} rows are run again")
+        return running.prepare(
+            retrying.requests, retrying.answers, served_name=runner.deployment.served_name, skip_invalid=True
+        )
+
+    def after(summary: Summary) -> Summary:
+        tell(f"of them {summary.ok} are answered now")
+        with bar(notes, "writing results") as progress:
+            return retrying.put_in(progress)
+
+    sys.exit(
+        run_to_the_end(lambda: Runner(retrying.answers, name, hire, keep), begin, as_json=as_json, after=after)
+    )
 
 
 @batch.command()

@@ -119,7 +119,7 @@ def page(found: Iterable[T], after: str | None, limit: int) -> tuple[list[T], bo
 def limit_of(query: Mapping[str, str], default: int, most: int = _MOST_LISTED) -> int:
     """Of a list request. Raises RequestError."""
     text = query.get("limit", str(default))
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= most:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:9]) <= most:
         refuse("limit", f"{printable(text)} is out of range: give an integer from 1 to {most}, or leave it out")
     return int(text)
 
