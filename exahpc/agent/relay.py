@@ -195,6 +195,7 @@ class Relay:
         actions: list[Action] = []
         first: list[Choice] = []
         running, untold = capacity.running, self._untold
+        bunch = untold.bunch(slot)
         if message.logprobs or message.prompt:
             hear(message, running)
         for sequence, token in message.tokens:
@@ -218,7 +219,7 @@ class Relay:
                 if job.peer is not None:
                     untold.ids[choice] = None
             elif job.begun:
-                untold.text[choice] = None
+                bunch.choices[choice] = None
             else:
                 first.append(choice)
         for sequence, reason in message.ended:
@@ -233,6 +234,7 @@ class Relay:
                 )
             else:
                 actions += self._end(choice, capacity, reason)
+        untold.stepped(bunch, now)
         if first:
             actions += frames(choice for choice in first if choice.job in self._jobs)
         actions += self._start_waiting(capacity)
@@ -263,10 +265,18 @@ class Relay:
 
     # --- the caller's loop ----------------------------------------------------------------------------------
 
-    def flush(self, now: float) -> list[Action]:
-        """Frames that are due, one message a peer. Call after each burst of messages and every 50 ms."""
+    @property
+    def until(self) -> float:
+        """When `flush` is to be called at the latest."""
+        return self._untold.until
+
+    def flush(self, now: float, *, everything: bool = False) -> list[Action]:
+        """Frames that are due, one message a peer. Call after each burst of messages, at `until` and every 50 ms.
+
+        everything: also those that would wait for company.
+        """
         self._now = now
-        actions = self._untold.due(now)
+        actions = self._untold.due(now, everything=everything)
         if now - self._life_at >= LIFE_SECONDS:
             self._life_at = now
             actions += self._signs_of_life()
@@ -310,11 +320,6 @@ class Relay:
         return 0 if capacity is None or self._draining else capacity.free(self._now)
 
     @property
-    def due(self) -> int:
-        """Choices with text that `flush` would tell."""
-        return len(self._untold.text)
-
-    @property
     def idle(self) -> bool:
         """Nothing runs or waits."""
         return not self._jobs
@@ -340,7 +345,7 @@ class Relay:
         if not job.row:
             for choice in job.choices:
                 if choice.untold:
-                    self._untold.text[choice] = None
+                    self._untold.soon(choice)
         return self._start_waiting(capacity)
 
     def _start_waiting(self, capacity: Capacity) -> list[Action]:
@@ -365,7 +370,7 @@ class Relay:
             capacity.meter.odd += job.odd
             return self._complete(job)
         if not job.row:
-            self._untold.text[choice] = None
+            self._untold.soon(choice)
         return []
 
     def _complete(self, job: Job) -> list[Action]:

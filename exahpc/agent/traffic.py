@@ -7,6 +7,7 @@ due go out and free places are offered to batch rows.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, assert_never
@@ -36,12 +37,6 @@ from exahpc.wire.messages import (
     Tokens,
 )
 
-PAUSE = 0.0001
-"""Seconds between two messages of frames for each stream that has something to say: no pause that counts below
-10,000 tokens a second, where each takes its own way to its client ..."""
-LONGEST_PAUSE = 0.05
-"""... and never longer than this. The first token of a stream, and the end of one, never wait."""
-
 _SHORTEST_WAIT = 0.001  # uvloop's timers know no shorter one: the loop would turn round and round
 
 
@@ -66,8 +61,7 @@ class Traffic:
         self._serving: dict[int, int] = {}  # slot -> incarnation
         self._feeding = True
         self._flushing = False
-        self._told = float("-inf")
-        self._paused: asyncio.TimerHandle | None = None
+        self._next: asyncio.TimerHandle | None = None
         self.granted = asyncio.Event()
         """Set when rows may wait to be read: do not wait long with the next `sync`."""
 
@@ -187,31 +181,24 @@ class Traffic:
 
     def _after_burst(self) -> None:
         self._flushing = False
-        if self._paused is None:
-            self._tell_or_pause()
+        self._tell()
         if self._feeding:
             self._feed()
 
-    def _tell_or_pause(self) -> None:
-        """Under load, frames wait a little, so that one carries several tokens of its stream."""
-        self._paused = None
-        wait = self._told + min(LONGEST_PAUSE, PAUSE * self._relay.due) - self._loop.time()
-        if wait >= _SHORTEST_WAIT:
-            self._paused = self._loop.call_later(wait, self._tell_or_pause)
-        else:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Send the frames that are due."""
-        if self._paused is not None:
-            self._paused.cancel()
-            self._paused = None
-        self._told = self._loop.time()
-        self._act(self._relay.flush(self._told))
+    def _tell(self, *, everything: bool = False) -> None:
+        """Send the frames that are due, and wake when the next ones are (under load they wait: see `untold`)."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        now = self._loop.time()
+        self._act(self._relay.flush(now, everything=everything))
+        until = self._relay.until
+        if until < math.inf:
+            self._next = self._loop.call_later(max(_SHORTEST_WAIT, until - now), self._tell)
 
     def flush(self) -> None:
         """Send all there is to say, now, and offer free places to batch rows."""
-        self._tell()
+        self._tell(everything=True)
         self._entries.flush()
         if self._feeding:
             self._feed()
@@ -237,7 +224,7 @@ class Traffic:
         return progress
 
     def close(self) -> None:
-        if self._paused is not None:
-            self._paused.cancel()
+        if self._next is not None:
+            self._next.cancel()
         self._preparing.close()
         self._entries.close()

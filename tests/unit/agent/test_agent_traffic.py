@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,7 +12,7 @@ from exahpc.agent.actions import RowEnded, RowLost, ToPeer, ToReplica
 from exahpc.agent.leases import LeaseWorker, Row
 from exahpc.agent.preparing import LONG_BODY
 from exahpc.agent.relay import Relay
-from exahpc.agent.traffic import LONGEST_PAUSE, Traffic
+from exahpc.agent.traffic import Traffic
 from exahpc.wire import link
 from exahpc.wire.messages import (
     Abort,
@@ -28,7 +29,7 @@ from exahpc.wire.messages import (
 
 
 class NotedRelay:
-    due = 0
+    until = math.inf
 
     def __init__(self) -> None:
         self.places: dict[int, int] = {}
@@ -64,8 +65,10 @@ class NotedRelay:
         self.peer = peer
         return self._answer(f"submit {message.request}: {found}")
 
-    def flush(self, now: float) -> list[Any]:
+    def flush(self, now: float, *, everything: bool) -> list[Any]:
         self.calls.append("flush")
+        if everything or now >= self.until:
+            self.until = math.inf
         return []
 
     def drain(self) -> None:
@@ -246,25 +249,21 @@ def test_a_burst_of_messages_is_flushed_once() -> None:
     run({0: 0}, 0, check)
 
 
-def test_with_many_streams_frames_wait_for_company_but_never_long() -> None:
+def test_frames_that_wait_are_told_in_time_without_another_message() -> None:
     async def check(rig: Rig) -> None:
-        pauses: list[float] = []
-        rig.relay.due = 1_000_000
-        for _ in range(3):
-            rig.traffic.flush()
-            begun, before = rig.loop.time(), rig.relay.calls.count("flush")
-            while rig.relay.calls.count("flush") == before:
-                rig.traffic.tokens(0, Tokens([], []))
-                await asyncio.sleep(0)
-            pauses.append(rig.loop.time() - begun)
-        assert min(pauses) > 0.9 * LONGEST_PAUSE
-        rig.relay.due = 0
+        rig.relay.until = until = rig.loop.time() + 0.01
+        rig.traffic.tokens(0, Tokens([], []))
+        while rig.relay.until < math.inf:
+            await asyncio.sleep(0.001)
+        assert rig.loop.time() >= until
+
+    run({0: 0}, 0, check)
+
+
+def test_when_all_is_to_be_told_nothing_waits() -> None:
+    async def check(rig: Rig) -> None:
+        rig.relay.until = 1e12
         rig.traffic.flush()
-        before = rig.relay.calls.count("flush")
-        for number in range(1, 4):
-            rig.traffic.tokens(0, Tokens([], []))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert rig.relay.calls.count("flush") == before + number, "a few streams never wait"
+        assert rig.relay.until == math.inf
 
     run({0: 0}, 0, check)
