@@ -50,7 +50,7 @@ class Retrying:
         self.folder = self.results.with_name(self.results.name + ".retry")
         self.requests, self.answers = self.folder / "requests.jsonl", self.folder / "answers.h5"
         found = Results(self.results)
-        batch = found.batch
+        batch, self.before = found.batch, found.summary()
         found.close()
         try:
             if not self.folder.exists():

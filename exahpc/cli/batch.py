@@ -19,12 +19,12 @@ from exahpc.batch.retrying import Retrying
 from exahpc.batch.run import Prepared
 from exahpc.batch.tally import Summary
 from exahpc.cli import exits, submitted
-from exahpc.cli.batch_view import bar, ending, show, show_failures
+from exahpc.cli.batch_view import Ending, bar, ending, show, show_failures
 from exahpc.cli.common import json_text, notes, opened
 from exahpc.cli.compact import compact
 from exahpc.cli.hire import takes_nodes
 from exahpc.cli.inputs import takes_inputs
-from exahpc.cli.running import Runner, run_to_the_end, tell
+from exahpc.cli.running import Runner, run_to_the_end, tell, tell_end
 from exahpc.errors import BatchError
 from exahpc.lab.hire import Hire
 from exahpc.launch import standing
@@ -96,7 +96,8 @@ def retry_failed(results: Path, name: str | None, hire: Hire, keep: bool, as_jso
     retrying = Retrying(results)
     if not retrying.retry.rows:
         retrying.drop()
-        raise BatchError(f"{results} holds no failed row that could be run again")
+        tell("no failed row can be run again")
+        sys.exit(tell_end(retrying.before, Ending("finished", 0, batch=retrying.retry.batch), as_json=as_json))
 
     def begin(runner: Runner) -> Prepared:
         tell(f"{len(retrying.retry.rows)} rows are run again")

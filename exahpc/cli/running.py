@@ -131,33 +131,43 @@ class Runner:
         )
 
     def told(self, state: str, code: int, error: str = "") -> Ending:
-        shown = Ending(
-            state, code, batch=self.batch, seconds=round(time.monotonic() - self.started, 3), error=error
-        )
-        if (summary := self.summary) is None:
-            return shown
-        return msgspec.structs.replace(
-            shown,
-            results=str(summary.path),
-            rows=summary.total,
-            ok=summary.ok,
-            failed=summary.failed,
-            skipped=summary.skipped,
-            commonest_error=summary.commonest_error or "",
-            node_hours=summary.node_hours,
-        )
+        seconds = round(time.monotonic() - self.started, 3)
+        shown = Ending(state, code, batch=self.batch, seconds=seconds, error=error)
+        return shown if self.summary is None else _counted(shown, self.summary)
 
 
-def run_to_the_end(runner: Callable[[], Runner], begin: Callable[[Runner], Prepared], *, as_json: bool) -> int:
+def _counted(shown: Ending, summary: Summary) -> Ending:
+    return msgspec.structs.replace(
+        shown,
+        results=str(summary.path),
+        rows=summary.total,
+        ok=summary.ok,
+        failed=summary.failed,
+        skipped=summary.skipped,
+        commonest_error=summary.commonest_error or "",
+        node_hours=summary.node_hours,
+    )
+
+
+def run_to_the_end(
+    runner: Callable[[], Runner],
+    begin: Callable[[Runner], Prepared],
+    *,
+    as_json: bool,
+    after: Callable[[Summary], Summary] = lambda summary: summary,
+) -> int:
     """Do all of it and tell how it ended; returns the exit code.
 
-    runner: checks the options; begin: validates the input. Errors are raised after --json has told them.
+    runner: checks the options; begin: validates the input; after: what is done with the results, at the end.
+    Errors are raised after --json has told them.
     """
     found: Runner | None = None
     try:
         with terminable():
             found = runner()
             found.run(begin(found))
+            assert found.summary is not None
+            found.summary = after(found.summary)
     except KeyboardInterrupt as stopped:
         code = exits.TERMINATED if isinstance(stopped, Terminated) else exits.INTERRUPTED
         text = found.interrupted() if found is not None else "stopped before anything was begun"
@@ -168,12 +178,19 @@ def run_to_the_end(runner: Callable[[], Runner], begin: Callable[[Runner], Prepa
         _tell_json(found, "failed", error.exit_code, str(error), as_json)
         raise
     assert found.summary is not None
-    for line in ending(found.summary):
+    return tell_end(found.summary, found.told("finished", 0), as_json=as_json)
+
+
+def tell_end(summary: Summary, shown: Ending, *, as_json: bool) -> int:
+    """Of a batch that is finished; returns the exit code."""
+    code = exits.of_counts(summary.ok, summary.failed)
+    for line in ending(summary):
         tell(line)
-    code = exits.of_counts(found.summary.ok, found.summary.failed)
-    _tell_json(found, "finished", code, "", as_json)
-    if not as_json:
-        click.echo(str(found.summary.path))
+    if as_json:
+        shown = _counted(msgspec.structs.replace(shown, exit_code=code), summary)
+        click.echo(msgspec.json.encode(shown).decode())
+    else:
+        click.echo(str(summary.path))
     return code
 
 

@@ -82,3 +82,20 @@ def test_the_same_command_finds_its_deployment_again_and_ends_it_in_any_case(hom
     assert [status[key] for key in ("state", "total", "ok", "failed")] == ["finished", ROWS, ROWS - 1, 1]
     (failed,) = live.run("batch", "errors", str(output), "--json").stdout.splitlines()
     assert json.loads(failed)["custom_id"] == f"r{ROWS // 2}"
+
+
+def test_failed_rows_are_run_again_and_all_counts_agree(local: Live, tmp_path: Path) -> None:
+    output = tmp_path / "out.h5"
+    with open(tmp_path / "in.jsonl", "w") as file:
+        for row, length in enumerate((1, 3000, 1)):
+            body = {"model": local.model(), "prompt": "x" * length, "max_tokens": 2}
+            line = {"custom_id": f"r{row}", "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+    run = (str(tmp_path / "in.jsonl"), "--deployment", local.name, "-o", str(output), "--json")
+    first = local.run("batch", "run", *run, check=False)
+    again = local.run("batch", "retry-failed", str(output), "--deployment", local.name, "--json", check=False)
+    for done in (first, again):
+        ended = json.loads(done.stdout.splitlines()[-1])
+        assert (done.returncode, ended["exit_code"]) == (3, 3), done.stderr
+        assert [ended[key] for key in ("rows", "ok", "failed", "skipped")] == [3, 2, 1, 0]
+    assert "1 rows are run again" in again.stderr
