@@ -124,9 +124,11 @@ class Leases:
         return []
 
     def _second(self, agent: str, asker: Asker, rows: int, now: float) -> list[Action]:
-        """Rows of stragglers, for an agent that has nothing else to do."""
+        """Rows of stragglers, for an agent that has nothing else to do and is none itself."""
         actions: list[Action] = []
-        while self._slow and rows and not self._held_by(agent):
+        if self._slow and any(self._batches[name].straggles(own, now) for name, own in self._held_by(agent)):
+            return []
+        while self._slow and rows:
             name, number = self._slow.popleft()
             batch = self._batches.get(name)
             lease = batch.book.leases.get(number) if batch is not None else None

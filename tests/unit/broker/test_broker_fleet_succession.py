@@ -72,6 +72,17 @@ def overlapping(phase: m.ReplicaPhase = "loading") -> Fleet:
     return fleet
 
 
+def test_what_an_agent_reports_while_it_leaves_is_heard() -> None:
+    fleet = overlapping()
+    assert not fleet.leaving("a/0")
+    assert of(Down, fleet.beat(NEW, beat("ready", 2), 20.0))
+    assert fleet.leaving("a/0")
+    assert (fleet.reporter_of(OLD), fleet.key_of(OLD)) == ("a/0", None)
+    fleet.gone(OLD, m.AgentGone("drained", False), 30.0)
+    assert not fleet.leaving("a/0")
+    assert fleet.reporter_of(OLD) is None
+
+
 def test_a_successor_is_welcomed_and_loads_while_the_current_agent_serves() -> None:
     fleet = overlapping()
     assert routes(fleet) == {(0, 1): 2}

@@ -18,6 +18,7 @@ import h5py
 import pytest
 
 from exahpc.agent.leases import LeaseWorker
+from exahpc.batch import opened
 from exahpc.batch.client import Owner
 from exahpc.batch.commits import AnyEvent, CommitWriter
 from exahpc.batch.export import export
@@ -221,6 +222,23 @@ def test_a_new_broker_goes_on_and_living_agents_keep_their_rows(world: World, tm
     world.start_broker()  # finds the batch without any client
     check(tmp_path / "out.h5", 100, world.drive(prepared))
     assert len(world.seen) == len({key for _, key in world.seen}) == 100, "no row began twice"
+
+
+def test_brokers_that_begin_at_folds_lose_and_double_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "FOLD_BYTES", 300)
+    monkeypatch.setattr(opened, "_FOLD_SHARE", 0)
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 120), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    for rows in (30, 60, 90):
+        world.run_until(prepared.plan.batch, rows)
+        world.batches.close()
+        world.start_broker()
+    assert list(prepared.parts.commits.glob("*.fold"))
+    check(tmp_path / "out.h5", 120, world.drive(prepared))
+    assert len(world.seen) == len({key for _, key in world.seen}) == 120, "no row began twice"
 
 
 def test_another_deployment_finishes_what_one_left(world: World, tmp_path: Path) -> None:
