@@ -62,7 +62,7 @@ def _end_with_the_clerk() -> None:
         signal.signal(number, told)
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):  # not sys.stdin: its lock, held by a thread, is an abort at exit
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(_LAST_CALL)

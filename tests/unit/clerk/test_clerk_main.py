@@ -141,3 +141,22 @@ def test_however_the_clerk_ends_no_worker_stays(tmp_path: Path, number: signal.S
     finally:
         for line in processes_of(folder.path):
             os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def test_a_worker_of_a_batch_that_has_ended_ends_with_0_and_nothing_else_does(tmp_path: Path) -> None:
+    folder = Folder.create(tmp_path / "unit", f'name = "unit"\n{TOML}')
+    tray = Tray(folder.path)
+    batch = put(tray)
+    tray.save(batch, State("completed"))
+
+    def code(name: str) -> int:
+        argv = [sys.executable, "-m", "exahpc.clerk", "--folder", str(folder.path), "--batch", name]
+        worker = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            return worker.wait(60)  # its standard input stays open
+        finally:
+            worker.kill()
+            worker.communicate()
+
+    assert code(batch) == 0
+    assert code(tray.new_id()) == 1
