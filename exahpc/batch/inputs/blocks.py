@@ -24,12 +24,13 @@ class Digest(Protocol):
 @dataclass(frozen=True, slots=True)
 class Block:
     """Non-blank lines without their ends. offsets: bytes, from the start of the file; numbers: from 1; utf8: all
-    of them are."""
+    of them are; after: number of the line after them."""
 
     lines: list[bytes]
     offsets: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     utf8: bool
+    after: int
 
 
 def blocks(file: BinaryIO, digest: Digest | None = None, size: int = _BLOCK) -> Iterator[Block]:
@@ -54,8 +55,9 @@ def blocks(file: BinaryIO, digest: Digest | None = None, size: int = _BLOCK) -> 
         end = data.rfind(b"\n") + 1
         rest = data[end:]
         if end:
-            yield _block(data[:end], offset, number)
-            offset, number = offset + end, number + data.count(b"\n", 0, end)
+            block = _block(data[:end], offset, number)
+            yield block
+            offset, number = offset + end, block.after
         if len(rest) > LONGEST_LINE:
             yield _block(rest[: LONGEST_LINE + 1], offset, number)
             offset, number, rest, skipping = offset + len(rest), number + 1, b"", True
@@ -69,7 +71,8 @@ def _block(data: bytes, offset: int, number: int) -> Block:
         lines.pop()
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     offsets = offset + np.cumsum(lengths + 1) - lengths - 1
-    numbers = np.arange(number, number + len(lines))
+    after = number + len(lines)
+    numbers = np.arange(number, after)
     if b"\r" in data:
         lines = [line.rstrip(b"\r") for line in lines]
     blank = [i for i, line in enumerate(lines) if not line or line.isspace()]
@@ -78,7 +81,7 @@ def _block(data: bytes, offset: int, number: int) -> Block:
         keep[blank] = False
         lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
         offsets, numbers = offsets[keep], numbers[keep]
-    return Block(lines, offsets, numbers, data.isascii() or _is_utf8(data))
+    return Block(lines, offsets, numbers, data.isascii() or _is_utf8(data), after)
 
 
 def _is_utf8(data: bytes) -> bool:

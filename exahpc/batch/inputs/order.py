@@ -46,19 +46,21 @@ def costs(sizes: npt.NDArray[np.int64], limits: npt.NDArray[np.int64]) -> U4:
 
 def prefixes(lines: Sequence[bytes], markers: Sequence[bytes]) -> tuple[list[int], list[int]]:
     """`near` and `far` of lines whose prompts begin after the first marker that is found, or with the line."""
-    near, far = [], []
-    for line in lines:
+    near, far = [ALONE] * len(lines), [ALONE] * len(lines)
+    for i, line in enumerate(lines):
+        if len(line) < NEAR:
+            continue
         start = 0
         for marker in markers:
-            if (start := line.find(marker)) >= 0:
+            at = line.find(marker)
+            if at >= 0:
+                start = at
                 break
         length = len(line) - start
-        if length < NEAR:
-            near.append(ALONE)
-            far.append(ALONE)
-        else:
-            near.append(crc32(line[start : start + NEAR]))
-            far.append(ALONE if length < FAR else crc32(line[start : start + FAR]))
+        if length >= NEAR:
+            near[i] = crc32(line[start : start + NEAR])
+            if length >= FAR:
+                far[i] = crc32(line[start : start + FAR])
     return near, far
 
 

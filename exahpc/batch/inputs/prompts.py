@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from exahpc.batch.inputs.forms import UNREADABLE, Checked, not_utf8, refuse_constant, where
 from exahpc.batch.inputs.template import Maker, name_of
 from exahpc.batch.lines import Flaw, Row
 from exahpc.batch.plan import KINDS
+
+COMPLETION = KINDS.index("completion")
 
 
 class TextForm:
@@ -24,20 +27,52 @@ class TextForm:
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
         n, maker = len(lines), self._maker
-        ids = [f"row-{row}" for row in range(first_row, first_row + n)]
+        ids = [name_of(row) for row in range(first_row, first_row + n)]
         return Checked([maker.number] * n, ids, [maker.limit] * n)
 
     def read(self, line: bytes, row: int) -> Row | Flaw:
-        return not_utf8(line) or self._maker.row(line.decode(), row)
+        return self._maker.row(line.decode(), row)
 
 
 class _JsonForm:
-    """JSON lines with a prompt in them: texts fast, anything else slowly."""
+    """JSON lines with a prompt in them. `_usual` is fast and knows texts and token ids; `_prompt` knows all."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker = maker
 
+    def _usual(self, line: bytes) -> Any:
+        """The prompt of a line that is like most. Raises one of UNREADABLE for any other line."""
+        raise NotImplementedError
+
+    def _prompt(self, value: Any) -> Any | Flaw:
+        """The prompt in a JSON value, whatever it is."""
+        raise NotImplementedError
+
+    def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
+        checked, usual, number, limit = Checked(), self._usual, self._maker.number, self._maker.limit
+        for row, line in enumerate(lines, first_row):
+            try:
+                prompt = usual(line)
+            except UNREADABLE:
+                self._check_slowly(line, row, checked)
+                continue
+            checked.add(number if type(prompt) is str else COMPLETION, name_of(row), limit)
+        return checked
+
+    def _check_slowly(self, line: bytes, row: int, checked: Checked) -> None:
+        found = self._read_slowly(line, row)
+        if isinstance(found, Flaw):
+            checked.flawed(found)
+        else:
+            checked.add(KINDS.index(found.kind), found.custom_id, self._maker.limit)
+
     def read(self, line: bytes, row: int) -> Row | Flaw:
+        try:
+            return self._maker.row(self._usual(line), row)
+        except UNREADABLE:
+            return self._read_slowly(line, row)
+
+    def _read_slowly(self, line: bytes, row: int) -> Row | Flaw:
         try:
             value = json.loads(line, parse_constant=refuse_constant)
         except RecursionError:
@@ -45,17 +80,8 @@ class _JsonForm:
         except ValueError as error:
             return not_utf8(line) or Flaw(f"not JSON: {where(error)}", name_of(row))
         found = self._prompt(value)
-        return Flaw(found.reason, name_of(row)) if isinstance(found, Flaw) else self._maker.row(found, row)
-
-    def _prompt(self, value: Any) -> Any | Flaw:
-        raise NotImplementedError
-
-    def _check_slowly(self, line: bytes, row: int, checked: Checked) -> None:
-        found = self.read(line, row)
-        if isinstance(found, Flaw):
-            checked.flawed(found)
-        else:
-            checked.add(KINDS.index(found.kind), found.custom_id, self._maker.limit)
+        reason = found.reason if isinstance(found, Flaw) else self._maker.flaw(found)
+        return self._maker.row(found, row) if reason is None else Flaw(reason, name_of(row))
 
 
 class FieldForm(_JsonForm):
@@ -65,20 +91,11 @@ class FieldForm(_JsonForm):
         super().__init__(maker)
         self._column = column
         self.markers = (json.dumps(column).encode(),)
-        line = msgspec.defstruct("line", [("prompt", str)], rename={"prompt": column}, gc=False)
+        line = msgspec.defstruct("line", [("prompt", _usual_type(maker))], rename={"prompt": column}, gc=False)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(line).decode
 
-    def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
-        checked, decode, kind, limit = Checked(), self._decode, self._maker.number, self._maker.limit
-        for row, line in enumerate(lines, first_row):
-            try:
-                if decode(line).prompt:
-                    checked.add(kind, f"row-{row}", limit)
-                    continue
-            except UNREADABLE:
-                pass
-            self._check_slowly(line, row, checked)
-        return checked
+    def _usual(self, line: bytes) -> Any:
+        return self._decode(line).prompt
 
     def _prompt(self, value: Any) -> Any | Flaw:
         if not isinstance(value, dict):
@@ -95,28 +112,25 @@ class PromptForm(_JsonForm):
 
     def __init__(self, maker: Maker) -> None:
         super().__init__(maker)
-        self._decode = msgspec.json.Decoder(tuple[int, str]).decode
+        fields = [("origin", int), ("prompt", _usual_type(maker))]
+        line = msgspec.defstruct("line", fields, array_like=True, gc=False)
+        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(line).decode
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
-        origins: list[int] = []
-        checked, decode, kind, limit = (
-            Checked(origins=origins),
-            self._decode,
-            self._maker.number,
-            self._maker.limit,
-        )
-        for row, line in enumerate(lines, first_row):
-            try:
-                origin, prompt = decode(line)
-                origins.append(origin)
-                if prompt:
-                    checked.add(kind, f"row-{row}", limit)
-                    continue
-            except UNREADABLE:
-                origins.append(int(line[1 : line.index(b",")]))
-            self._check_slowly(line, row, checked)
+        checked = super().check(lines, first_row)
+        checked.origins = [int(line[1 : line.index(b",")]) for line in lines]
         return checked
+
+    def _usual(self, line: bytes) -> Any:
+        return self._decode(line).prompt
 
     def _prompt(self, value: Any) -> Any | Flaw:
         _, prompt, *fault = value
         return Flaw(fault[0]) if fault else prompt
+
+
+def _usual_type(maker: Maker) -> Any:
+    """Prompts that are fit for `maker` without a further look."""
+    text: Any = Annotated[str, Meta(min_length=1)]
+    ids: Any = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    return text | ids if maker.takes_ids else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -19,6 +20,9 @@ from exahpc.openai.request import Request, read_request
 URLS: dict[str, Kind] = {url: kind for kind, url in URLS_OF.items()}
 _ANY_MODEL = "any"
 _MOST = 2**31 - 1
+_GROUP = 256
+"""Lines that are decoded in one go; when one of them is unusual, the group is done line by line."""
+_kind, _custom_id = attrgetter("kind"), attrgetter("custom_id")
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -47,20 +51,27 @@ class RequestForm:
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
         checked = Checked()
-        kinds, ids, limits = checked.kinds, checked.ids, checked.limits
-        decode = self._decode
-        for line in lines:
+        for start in range(0, len(lines), _GROUP):
+            group = lines[start : start + _GROUP]
             try:
-                found = decode(line)
+                self._note(checked, list(map(self._decode, group)))
             except UNREADABLE:
-                self._check_slowly(line, checked)
-                continue
-            kinds.append(found.kind)
-            ids.append(found.custom_id)
-            limits.append(found.body.limit or 0)
+                for line in group:
+                    self._check_one(checked, line)
         return checked
 
-    def _check_slowly(self, line: bytes, checked: Checked) -> None:
+    def _note(self, checked: Checked, found: list[Any]) -> None:
+        checked.kinds += map(_kind, found)
+        checked.ids += map(_custom_id, found)
+        checked.limits += [line.body.max_tokens or line.body.limit or 0 for line in found]
+
+    def _check_one(self, checked: Checked, line: bytes) -> None:
+        try:
+            self._note(checked, [self._decode(line)])
+        except UNREADABLE:
+            self._check_slowly(checked, line)
+
+    def _check_slowly(self, checked: Checked, line: bytes) -> None:
         row = parse_request(line)
         if isinstance(row, Flaw):
             checked.flawed(row)

@@ -50,7 +50,8 @@ def csv_prompts(stream: BinaryIO, path: Path, column: str | None, delimiter: str
             yield line, Flaw(f"not CSV: {error}")
             continue
         if len(cells) == len(header):
-            yield line, _decoded(cells[at].encode("utf-8", "surrogateescape"))
+            cell = cells[at]
+            yield line, cell if cell.isascii() else _decoded(cell.encode("utf-8", "surrogateescape"))
         elif cells:
             yield line, Flaw(f"{len(cells)} cells under a header of {len(header)}: quote what holds a delimiter")
 
@@ -97,10 +98,16 @@ def hdf5_prompts(path: Path, dataset: str | None) -> Prompts:
             rows = found.shape[0]
             step = max(1, min(_ROWS, LONGEST_LINE // max(1, found.dtype.itemsize * int(np.prod(found.shape[1:])))))
             for first in range(0, rows, step):
-                for number, value in enumerate(found[first : first + step], first + 1):
-                    yield number, _decoded(value) if isinstance(value, bytes) else value.tolist()
+                for number, value in enumerate(found[first : first + step].tolist(), first + 1):
+                    yield number, _prompt_of(value)
     except OSError as error:
         raise BatchError(f"input {path} cannot be read as HDF5: {error}") from error
+
+
+def _prompt_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _decoded(value)
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _dataset(file: Any, wanted: str | None, path: Path) -> Any:

@@ -9,7 +9,7 @@ import msgspec
 
 from exahpc.batch.inputs.options import Template
 from exahpc.batch.inputs.requests import validate
-from exahpc.batch.lines import Flaw, Row
+from exahpc.batch.lines import Row
 from exahpc.batch.plan import KINDS
 from exahpc.errors import BatchError, RequestError
 from exahpc.openai.body import Kind, literal, printable
@@ -38,6 +38,7 @@ class Maker:
         self._head = rest + (b"," if fields else b"")
         self.kind: Kind = template.kind
         self.number = KINDS.index(self.kind)
+        self.takes_ids = template.system is None
         self._system = b""
         if template.system is not None:
             self._system = b'{"role":"system","content":%b},' % literal(template.system)
@@ -81,15 +82,12 @@ class Maker:
         for i, token in enumerate(prompt):
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 return f"item {i} of the prompt is {printable(token)}: token ids are integers from 0"
-        if self._system:
+        if not self.takes_ids:
             return "the prompt is a list of token ids: there is no system message for those"
         return None
 
-    def row(self, prompt: Any, row: int) -> Row | Flaw:
-        """The request for a prompt: text, token ids (always a completion) or messages."""
-        reason = self.flaw(prompt)
-        if reason is not None:
-            return Flaw(reason, name_of(row))
+    def row(self, prompt: Any, row: int) -> Row:
+        """The request for a prompt without a flaw: text, token ids (always a completion) or messages."""
         if isinstance(prompt, str):
             return Row(self.kind, name_of(row), self.of_text(prompt), self._seed)
         if isinstance(prompt[0], dict):
