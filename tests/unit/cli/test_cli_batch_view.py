@@ -34,8 +34,11 @@ def test_the_exit_code_follows_from_the_counts_and_the_results_file_says_the_sam
     assert Summary(ok + failed, ok, failed, None, Path("x")).exit_code == code
 
 
-def test_every_exit_code_is_told_once_and_in_the_help() -> None:
+def test_every_exit_code_is_told_once_in_the_help_and_in_the_how_to() -> None:
     assert sorted(exits.MEANINGS) == [0, 1, 2, 3, 4, 5, 6, 130, 143]
+    howto = (Path(__file__).parents[3] / "docs" / "howto" / "batch.md").read_text()
+    rows = [f"| {code} | {meaning} |" for code, meaning in exits.MEANINGS.items()]
+    assert "\n".join(rows) in howto
     assert all(f"{code:>5}  {meaning}" in exits.EPILOG for code, meaning in exits.MEANINGS.items())
 
 
