@@ -286,7 +286,9 @@ class Agent:
         states = []
         for state in self._core.states(self._loop.time()):
             service = self._traffic.service(state.slot)
-            service = msgspec.structs.replace(service, utilization=self._gauge.share(state.slot))
+            service = msgspec.structs.replace(
+                service, utilization=self._gauge.share(state.slot), memory=self._gauge.full(state.slot)
+            )
             states.append(msgspec.structs.replace(state, service=service))
         return states
 

@@ -1,7 +1,8 @@
-"""How busy the accelerators of a step are, seen from outside: a hung step could not tell.
+"""How busy and how full the accelerators of a step are, seen from outside: a hung step could not tell.
 
 NVIDIA's driver tells it by process (`nvidia-smi`), AMD's in /sys; without either it is the processor share of the
-step's processes. A driver may hang as well: it is asked by a thread that nobody waits for.
+step's processes, and the share of the node's memory in use. A driver may hang as well: it is asked by a thread
+that nobody waits for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from exahpc.agent import processes
 
 _KFD = Path("/sys/class/kfd/kfd")
 _DRM = Path("/sys/class/drm")
+_MEMINFO = Path("/proc/meminfo")
 _ASK_SECONDS = 10.0
+
+
+class Use(NamedTuple):
+    """Of a step's devices (0..1); None where nobody can tell. full: of their memory, whoever holds it."""
+
+    busy: float | None
+    full: float | None
 
 
 class Gauge:
@@ -28,6 +38,7 @@ class Gauge:
     def __init__(self, cores: int) -> None:
         self._cores = max(1, cores)
         self._shares: dict[int, float] = {}
+        self._full: dict[int, float] = {}
         self._before: dict[str, tuple[float, float]] = {}  # socket -> (when, processor seconds)
         self._pids: dict[str, list[int]] = {}
         self._thread: threading.Thread | None = None
@@ -35,6 +46,10 @@ class Gauge:
     def share(self, slot: int) -> float:
         """0..1, or -1 where nobody can tell."""
         return self._shares.get(slot, -1.0)
+
+    def full(self, slot: int) -> float:
+        """Of the memory that it has, as it was when it worked last: 0..1, or -1 where nobody can tell."""
+        return self._full.get(slot, -1.0)
 
     def look(self, busy: Mapping[int, str]) -> None:
         """Measure the steps that have work, given by slot and socket. The others do nothing."""
@@ -51,11 +66,13 @@ class Gauge:
         devices = accelerators()
         for slot, socket in busy.items():
             pids = self._pids[socket]
-            share = self._processors(socket, pids) if devices is None else devices(pids)
-            if share is None:
+            use = Use(self._processors(socket, pids), node_memory()) if devices is None else devices(pids)
+            if use.busy is None:
                 shares.pop(slot, None)
             else:
-                shares[slot] = round(min(1.0, share), 2)
+                shares[slot] = round(min(1.0, use.busy), 2)
+            if use.full is not None:
+                self._full[slot] = round(use.full, 2)
         self._before = {socket: seen for socket, seen in self._before.items() if socket in self._pids}
         self._shares = shares
 
@@ -67,15 +84,32 @@ class Gauge:
         return (used - before) / (now - then) / self._cores if now > then else None
 
 
-def accelerators() -> Callable[[Sequence[int]], float | None] | None:
-    """A function from a step's processes to the busy share of their devices; None on a node without any."""
+def accelerators() -> Callable[[Sequence[int]], Use] | None:
+    """A function from a step's processes to the use of their devices; None on a node without any."""
     if shutil.which("nvidia-smi"):
-        uses, busy = _nvidia("compute-apps=pid,gpu_uuid"), _nvidia("gpu=uuid,utilization.gpu")
-        devices = {uuid: float(value) / 100 for uuid, value in busy if value.isdigit()}
+        uses = _nvidia("compute-apps=pid,gpu_uuid", 2)
+        told = _nvidia("gpu=uuid,utilization.gpu,memory.used,memory.total", 4)
+        busy = {uuid: float(value) / 100 for uuid, value, _, _ in told if value.isdigit()}
+        full = {
+            uuid: int(used) / int(all_of) for uuid, _, used, all_of in told if used.isdigit() and all_of.isdigit()
+        }
         pairs = [(int(pid), uuid) for pid, uuid in uses if pid.isdigit()]
-        return lambda pids: mean(devices.get(uuid) for pid, uuid in pairs if pid in pids)
+
+        def use(pids: Sequence[int]) -> Use:
+            mine = [uuid for pid, uuid in pairs if pid in pids]
+            return Use(mean(map(busy.get, mine)), mean(map(full.get, mine)))
+
+        return use
     if (_KFD / "proc").is_dir():
-        return lambda pids: mean(_amd(_DRM / f"renderD{minor}") for minor in _amd_minors(pids))
+        return _amd_use
+    return None
+
+
+def node_memory() -> float | None:
+    """Share of this node's memory that is not available."""
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return 1 - int(fields["MemAvailable"].split()[0]) / int(fields["MemTotal"].split()[0])
     return None
 
 
@@ -85,13 +119,13 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _nvidia(query: str) -> list[list[str]]:
-    """Rows of two fields; none when the driver does not answer."""
+def _nvidia(query: str, width: int) -> list[list[str]]:
+    """Rows of so many fields; none when the driver does not answer."""
     argv = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True)
         rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
-        return [row for row in rows if len(row) == 2]
+        return [row for row in rows if len(row) == width]
     return []
 
 
@@ -110,7 +144,17 @@ def _amd_minors(pids: Iterable[int]) -> set[str]:
     return {minors[gpu] for gpu in found if minors.get(gpu, "0") != "0"}
 
 
-def _amd(card: Path) -> float | None:
+def _amd_use(pids: Iterable[int]) -> Use:
+    cards = [_DRM / f"renderD{minor}" / "device" for minor in _amd_minors(pids)]
+    full = ((_number(card / "mem_info_vram_used"), _number(card / "mem_info_vram_total")) for card in cards)
+    busy = (_number(card / "gpu_busy_percent") for card in cards)
+    return Use(
+        mean(None if share is None else share / 100 for share in busy),
+        mean(None if used is None or not total else used / total for used, total in full),
+    )
+
+
+def _number(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
-        return int((card / "device" / "gpu_busy_percent").read_text()) / 100
+        return int(path.read_text())
     return None

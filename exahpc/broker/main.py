@@ -111,6 +111,7 @@ class Broker:
                 task.cancel()
             self._server.close()
             self._batches.close()
+            self._telemetry.close(self._now())
             self._journal.close()
             context.destroy(linger=0)
 

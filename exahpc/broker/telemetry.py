@@ -17,7 +17,9 @@ from exahpc.deployment.grid import kv_tokens
 from exahpc.deployment.spec import Deployment
 from exahpc.telemetry.aggregate import Aggregate
 from exahpc.telemetry.alerts import Told, Watchman
+from exahpc.telemetry.courses import Courses, samples
 from exahpc.telemetry.hooks import Hooks
+from exahpc.telemetry.store import Store
 from exahpc.telemetry.tally import Seen
 from exahpc.telemetry.values import Readings, values_of
 from exahpc.wire.folder import Folder, write_atomic
@@ -51,6 +53,7 @@ class Telemetry:
         self._watchman = Watchman(settings, now, _firing_before(folder))
         self._hooks = Hooks(deployment.name, _webhook(folder) or settings.webhook or "", settings.command)
         self._readings = Readings(deployment, now)
+        self._courses, self._store = Courses(), Store(folder.path / "history")
         self._next = now
         self._soonest = now
 
@@ -69,7 +72,7 @@ class Telemetry:
         """Call about once a second."""
         if now < self._next:
             return
-        self._next, self._soonest = now + LOOK_SECONDS, now + HURRY_SECONDS
+        self._next, self._soonest = (now // LOOK_SECONDS + 1) * LOOK_SECONDS, now + HURRY_SECONDS
         self.aggregate.leaves = self._leaves()
         self.aggregate.look(self._seen(), self._entries.rows(), now)
         before = self._watchman.firing
@@ -78,6 +81,7 @@ class Telemetry:
         self.aggregate.alerts = self._watchman.alerts(now)
         if self._watchman.firing != before:
             write_atomic(self._folder.path / "alerts.json", msgspec.json.encode(self._watchman.firing))
+        self._store.add(self._courses.look(samples(self.aggregate, now), now), now)
 
     def _seen(self) -> Iterator[Seen]:
         for view, _, _, replicas in self._fleet.snapshot():
@@ -96,6 +100,10 @@ class Telemetry:
     def notes(self) -> list[str]:
         """For `status`."""
         return [f"alert {a.name}: {a.text}" for a in self.aggregate.alerts if a.state in ("firing", "resolving")]
+
+    def close(self, now: float) -> None:
+        """Write what of the history is not written yet."""
+        self._store.close(now)
 
     def _tell(self, told: Told) -> None:
         level = logging.ERROR if told.state == "firing" else logging.WARNING

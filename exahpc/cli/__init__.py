@@ -20,6 +20,7 @@ _COMMANDS = {
     "tunnel": "exahpc.cli.tunnel:tunnel",
     "chat": "exahpc.cli.chat:chat",
     "logs": "exahpc.cli.logs:logs",
+    "history": "exahpc.cli.history:history",
     "down": "exahpc.cli.down:down",
     "watch": "exahpc.cli.watch:watch",
     "batch": "exahpc.cli.batch:batch",

@@ -46,7 +46,7 @@ class Aggregate:
         self._counts: dict[Scope, dict[str, Counts]] = {"fleet": {}, "pool": {}, "switch": {}, "node": {}}
         self._tallies: dict[Scope, dict[str, Tally]] = {}
         self._windows: dict[tuple[Scope, str], Window] = {}
-        self._totals: dict[str, Histograms] = {}
+        self._totals: dict[tuple[str, str], Histograms] = {}
         self._nodes: dict[str, deque[tuple[float, AgentRollup]]] = {}
         self._entry_window = Window()
         self._entry_totals: Histograms = {}
@@ -63,7 +63,7 @@ class Aggregate:
         for place in places:
             if place[1]:
                 self._windows.setdefault(place, Window()).add(now, rollup.sketches)
-        merge(self._totals.setdefault(pool, {}), rollup.sketches)
+                merge(self._totals.setdefault(place, {}), rollup.sketches)
         self._nodes.setdefault(node, deque(maxlen=_NODE_ROLLUPS * 2)).append((now, rollup))
 
     def entry(self, rollup: EntryRollup, now: float) -> None:
@@ -173,6 +173,18 @@ class Aggregate:
         window_of = self._windows.get((scope, name))
         return window_of.histograms(now) if window_of else {}
 
+    def totals(self, scope: str, name: str) -> Histograms:
+        """Since the broker began, of fleet, clients, a pool or a switch."""
+        if scope == "clients":
+            return self._entry_totals
+        if name:
+            return self._totals.get((scope, name), {})
+        fleet: Histograms = {}
+        for (kind, _), found in self._totals.items():
+            if kind == "pool":
+                merge(fleet, found)
+        return fleet
+
     def groups(self) -> list[tuple[Scope, str]]:
         """(scope, name) of the rows that every answer has: fleet, pools, the first MOST_SWITCHES switches."""
         pools = sorted(self._tallies.get("pool", {}))
@@ -182,16 +194,14 @@ class Aggregate:
     def answer(self, query: FiguresQuery, now: float) -> FleetFigures:
         rows = [self.row(scope, name, now) for scope, name in self.groups()]
         wanted = self._detail(query, now)
-        totals = {pool: sketches(found) for pool, found in sorted(self._totals.items())}
-        fleet: Histograms = {}
-        for found in self._totals.values():
-            merge(fleet, found)
+        pools = sorted(name for scope, name in self._totals if scope == "pool")
+        totals = {pool: sketches(self.totals("pool", pool)) for pool in ("", *pools)}
         return FleetFigures(
             query,
             self.epoch,
             self.at,
             rows + wanted[:MOST_ROWS],
-            {"": sketches(fleet), **totals},
+            totals,
             self.entries(now),
             self.alerts,
             max(0, len(wanted) - MOST_ROWS),

@@ -30,8 +30,10 @@ from exahpc.lab.emulated import program
 from exahpc.lab.emulated.engine import Engine
 from exahpc.lab.emulated.label import labelled, node_name
 from exahpc.lab.emulated.model import Latency
+from exahpc.lab.emulated.pretence import Pretence
 from exahpc.lab.emulated.replicas import latency_of
 from exahpc.lab.emulated.requests import Requests, To
+from exahpc.telemetry.meters import AgentMeter
 from exahpc.wire import link
 from exahpc.wire.address import host_address
 from exahpc.wire.folder import Folder
@@ -43,6 +45,7 @@ from exahpc.wire.messages import (
     DrainAgent,
     Frames,
     ReplicaBeat,
+    ReplicaState,
     RestartReplica,
     Submit,
     Welcome,
@@ -77,6 +80,8 @@ class EmulatedAgent:
         self._replica = self._incarnation * _INCARNATIONS
         self._core = AgentCore(pool.slots_of_task(task), deployment.recovery, hand_back_code=1)
         self._requests = Requests()
+        self._pretence = Pretence(pool.replicas_per_task) if busy else None
+        self._measured = AgentMeter()
         self._steps: dict[int, asyncio.TimerHandle] = {}
         self._told: dict[int, ReplicaBeat] = {}
         self._ctx = link.context()
@@ -86,10 +91,11 @@ class EmulatedAgent:
             self._ctx,
             folder,
             self._hello,
-            lambda: self._core.states(self._loop.time()),
+            self._states,
             lambda: self._core.epoch,
             self._broker_said,
             deployment.recovery.beat_seconds,
+            lambda send: self._measured.push(send, self._loop.time()),
         )
         self._closed = False
         self._control.open()
@@ -98,6 +104,10 @@ class EmulatedAgent:
     @property
     def requests(self) -> int:
         return len(self._requests)
+
+    def _states(self) -> list[ReplicaState]:
+        states = self._core.states(self._loop.time())
+        return states if self._pretence is None else self._pretence.states(states)
 
     # --- the broker --------------------------------------------------------------------------------------------
 
@@ -212,6 +222,8 @@ class EmulatedAgent:
     def _tick(self) -> None:
         self._ticking = self._loop.call_later(TICK_SECONDS, self._tick)
         now = self._loop.time()
+        if self._pretence is not None:
+            self._pretence.pass_time(self._measured, TICK_SECONDS)
         for slot, engine in self._requests.engines.items():
             beat = engine.beat()
             if self._busy:

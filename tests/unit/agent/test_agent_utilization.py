@@ -52,15 +52,16 @@ def test_nvidia_tells_by_process_which_devices_a_step_uses(tmp_path: Path) -> No
         tmp_path,
         """case "$1" in
 --query-compute-apps=pid,gpu_uuid) echo "41, GPU-a"; echo "42, GPU-b"; echo "50, GPU-c"; echo "51, GPU-d" ;;
---query-gpu=uuid,utilization.gpu) echo "GPU-a, 100"; echo "GPU-b, 40"; echo "GPU-c, 0"; echo "GPU-d, [N/A]" ;;
+--query-gpu=uuid,utilization.gpu,memory.used,memory.total) echo "GPU-a, 100, 20, 80"; echo "GPU-b, 40, 60, 80"
+  echo "GPU-c, 0, 0, 80"; echo "GPU-d, [N/A], [N/A], 80" ;;
 esac""",
     )
     devices = accelerators()
     assert devices is not None
-    assert devices([41, 42]) == pytest.approx(0.7)
-    assert devices([50]) == 0.0
-    assert devices([51]) is None, "a device that does not say"
-    assert devices([99]) is None, "processes of another name space"
+    assert devices([41, 42]) == pytest.approx((0.7, 0.5))
+    assert devices([50]) == (0.0, 0.0)
+    assert devices([51]) == (None, None), "a device that does not say"
+    assert devices([99]) == (None, None), "processes of another name space"
 
 
 @pytest.mark.parametrize("text", ["echo 'NVIDIA-SMI has failed'; exit 9", "echo nonsense, more, words", "true"])
@@ -81,6 +82,8 @@ def test_amd_tells_in_sys(tmp_path: Path) -> None:
             device = tmp_path / "drm" / f"renderD{minor}" / "device"
             device.mkdir(parents=True)
             (device / "gpu_busy_percent").write_text(busy)
+            (device / "mem_info_vram_used").write_text(f"{minor}\n")
+            (device / "mem_info_vram_total").write_text("256\n")
     for pid, gpu in ((7, "111"), (8, "222")):
         folder = tmp_path / "kfd" / "proc" / str(pid)
         folder.mkdir(parents=True)
@@ -88,9 +91,26 @@ def test_amd_tells_in_sys(tmp_path: Path) -> None:
         (folder / "pasid").write_text("1\n")
     devices = accelerators()
     assert devices is not None
-    assert devices([7]) == 0.3
-    assert devices([7, 8]) == pytest.approx(0.6)
-    assert devices([9]) is None
+    assert devices([7]) == (0.3, 0.5)
+    assert devices([7, 8]).busy == pytest.approx(0.6)
+    assert devices([9]) == (None, None)
+
+
+def test_the_memory_of_a_replica_stays_known_when_it_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
+    monkeypatch.setattr(utilization, "_MEMINFO", meminfo)
+    monkeypatch.setattr(processes, "family", lambda session, socket: [1])
+    gauge = Gauge(cores=1)
+    assert gauge.full(0) == -1
+    gauge.measure({0: "sock"})
+    gauge.measure({})
+    assert gauge.full(0) == 0.75
+    meminfo.unlink()
+    gauge.measure({0: "sock"})
+    assert gauge.full(0) == 0.75, "nobody can tell: last known"
 
 
 def test_a_driver_that_hangs_is_asked_by_one_thread_only_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
