@@ -150,7 +150,7 @@ def test_a_batch_outlives_its_jobs_and_its_client(nodes: DevCluster, home: Path)
         shown = nodes.run("scontrol", "show", "job")
         return sum(int(count) for count in re.findall(r"Restarts=(\d+)", shown))
 
-    source = write(home / "in.jsonl", *[2000] * 100)
+    source = write(home / "in.jsonl", *[400] * 300)
     client = Client(home, nodes, source, "--nodes", "1", time="3")
     try:
         until("rows are done", client.done, 120)
@@ -158,7 +158,7 @@ def test_a_batch_outlives_its_jobs_and_its_client(nodes: DevCluster, home: Path)
         until("the task was requeued without anybody", lambda: lives() >= 1, 240)
         client = Client(home, nodes, source, "--nodes", "1", time="3")
         ended = client.end()
-        assert [ended[key] for key in ("rows", "ok", "failed")] == [100, 100, 0]
+        assert [ended[key] for key in ("rows", "ok", "failed")] == [300, 300, 0]
         assert not nodes.run("squeue", "-h").strip(), "it stops asking for nodes when it is done"
     finally:
         client.down()

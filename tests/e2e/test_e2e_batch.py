@@ -88,7 +88,7 @@ def test_bad_lines_are_told_before_anything_runs(local: Live, tmp_path: Path) ->
     assert refused.returncode == 1
     for said in ("line 4: must be a JSON object", "line 5: not JSON", "line 6: ", "line 7: ", "line 9: "):
         assert said in refused.stderr
-    skipped = local.run(*argv, "--skip-bad", check=False)
+    skipped = local.run(*argv, "--skip-invalid", check=False)
     assert skipped.returncode == 3
     lines = exported(local, tmp_path / "out.h5")
     assert [line["error"] is None for line in lines] == [True, False, True, *[False] * 5]
@@ -102,7 +102,7 @@ def test_a_model_that_is_not_served_fails_up_front_and_loudly(local: Live, tmp_p
     commonest = "9 times: model 'another-model' is not served"
     refused = local.run(*argv, check=False)
     assert (refused.returncode, f"commonest, {commonest}" in refused.stderr) == (1, True)
-    failed = local.run(*argv, "--skip-bad", check=False)
+    failed = local.run(*argv, "--skip-invalid", check=False)
     assert failed.returncode == 4
     assert "0 of 9 rows answered, 9 failed" in failed.stderr
     assert f"commonest error: {commonest}" in " ".join(failed.stderr.split())
