@@ -96,7 +96,7 @@ def write_rows(
     """Write a results file at `temporary`, for a caller who renames it to `path`. Raises BatchError, OSError."""
     tally, sink = Tally(), Sink(temporary)
     try:
-        with h5py.File(sink, "w") as file:
+        with h5py.File(sink, "w", rdcc_nbytes=0) as file:  # only whole chunks are written
             writer = Writer(file)
             for block in gathered.blocks():
                 tally.add(block)
