@@ -13,6 +13,8 @@ from exahpc.slurm.api import JobRecord
 from exahpc.wire.messages import AgentStatus, BatchStatus, EntryStatus, ReplicaState, StatusReply
 
 MOST_NOTES = 20
+SUPERVISED_SECONDS = 60.0
+"""A local agent that is away for longer has no supervisor that starts it again."""
 
 
 def reply(
@@ -125,5 +127,12 @@ def _of_absent(view: AgentView, recovery: Recovery | None, now: float) -> str:
             text = f"{view.key}{where}: agent lost {now - view.since:.0f} s ago ({view.reason})"
         case "gone":
             text = f"{view.key}{where}: agent ended {now - view.since:.0f} s ago ({view.reason})"
-    story = recovery.story(view.key) if recovery else "its log tells more (exahpc logs)"
+    story = recovery.story(view.key) if recovery else _local(view, now)
     return f"{text}; {story}" if story else text
+
+
+def _local(view: AgentView, now: float) -> str:
+    """Without Slurm only the task's supervisor starts an agent again, within seconds; nobody restarts that one."""
+    if view.phase in ("lost", "gone") and now - view.since > SUPERVISED_SECONDS:
+        return "its supervisor is gone or gave up (exahpc logs): `exahpc down`, then `exahpc up` starts it again"
+    return "its log tells more (exahpc logs)"

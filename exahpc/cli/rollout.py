@@ -60,6 +60,7 @@ def start(name: str, file: Path | None, label: str | None, wait: bool) -> None:
     Exit code 0 when it is in force, 1 when it was rolled back.
     """
     folder, base = opened(name)
+    before = folder.versions()
     if file is not None:
         new = launched.read(base, file)
         launched.tell(folder, m.RolloutQuery())  # nothing is left behind where no broker is
@@ -68,7 +69,7 @@ def start(name: str, file: Path | None, label: str | None, wait: bool) -> None:
         version = launched.known(folder, label)
     else:
         raise click.UsageError("give FILE, or the --label of a known version")
-    launched.tell(folder, m.RolloutStart(version))
+    launched.start(folder, version, fresh=bool(version) and version not in before)
     notes.print(f"rollout to {named(version)} has begun", markup=False)
     if wait:
         _follow(folder, version)

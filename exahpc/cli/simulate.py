@@ -105,7 +105,7 @@ def simulate(
 
 
 def _scenario(wanted: str) -> Scenario:
-    """Raises ExahpcError for what is neither a known name nor a good file."""
+    """Raises DeploymentError for what is neither a known name nor a good file."""
     if wanted in SCENARIOS:
         return SCENARIOS[wanted]
     path = Path(wanted)

@@ -246,6 +246,12 @@ def _pool(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> No
 
 def _scaling(at: str, pool: Pool, deployment: Deployment, problems: Problems) -> None:
     least = pool.scaling.least
+    if least is None:
+        for field in msgspec.structs.fields(pool.scaling):
+            value = getattr(pool.scaling, field.name)
+            if value != field.default:
+                remedy = f"has no effect without {at}.scaling.least: set that (0 to {pool.replicas}), or remove it"
+                problems.add(f"{at}.scaling.{field.encode_name}", value, remedy)
     if least is not None and problems.clean(f"{at}.scaling.least", f"{at}.replicas") and least > pool.replicas:
         remedy = f"is more than replicas = {pool.replicas}, the most: lower it, or raise replicas"
         problems.add(f"{at}.scaling.least", least, remedy)

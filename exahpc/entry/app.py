@@ -176,10 +176,9 @@ class Gateway:
         return marks_of(memoryview(found.prompt)) if self._affine and found.size >= SHORTEST else ()
 
     def _health(self) -> tuple[int, bytes]:
-        ready, wanted = self.dispatch.desk.router.ready, self._deployment.wanted_replicas
-        asleep = (
-            self.dispatch.desk.asleep
-        )  # a load balancer must not leave us then: the next request wakes a replica
+        ready = self.dispatch.desk.router.ready
+        asleep = self.dispatch.desk.asleep  # a load balancer must not leave us: the next request wakes a replica
+        wanted = 0 if asleep else self._deployment.wanted_replicas
         word = b"ready" if ready else b"asleep" if asleep else b"not ready"
         return 200 if ready or asleep else 503, b'{"status":"%b","ready":%d,"wanted":%d}' % (word, ready, wanted)
 

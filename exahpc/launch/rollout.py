@@ -78,6 +78,20 @@ def tell(folder: Folder, message: m.Message) -> m.RolloutStatus:
     return answer
 
 
+def start(folder: Folder, version: str, *, fresh: bool) -> None:
+    """Have the broker bring a version into force. fresh: its file was added for this, and goes again when the
+    broker refuses.
+
+    Raises what `tell` does.
+    """
+    try:
+        tell(folder, m.RolloutStart(version))
+    except DeploymentError:
+        if fresh:
+            folder.drop_version(version)
+        raise
+
+
 def follow(
     folder: Folder, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> Iterator[m.RolloutStatus]:

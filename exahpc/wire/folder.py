@@ -169,6 +169,10 @@ class Folder:
         (self.path / "versions").mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "versions" / f"{version}.toml", toml.encode())
 
+    def drop_version(self, version: str) -> None:
+        """Forget a version that no task was ever to load."""
+        (self.path / "versions" / f"{version}.toml").unlink(missing_ok=True)
+
     def assigned(self, pool: str, task: int) -> str:
         """The version that this task loads at its start."""
         mine = self._label(self._assigned / f"{pool}.{task}")

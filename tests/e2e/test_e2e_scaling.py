@@ -61,7 +61,8 @@ def asleep(live: Live) -> bool:
         return False
     endpoint = live.folder.endpoint()
     assert endpoint is not None
-    return httpx.get(endpoint.url.replace("/v1", "/health")).json()["status"] == "asleep"
+    told = httpx.get(endpoint.url.replace("/v1", "/health")).json()
+    return bool(told == {"status": "asleep", "ready": 0, "wanted": 0})
 
 
 def entries(live: Live) -> dict[str, str]:

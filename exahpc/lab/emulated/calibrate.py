@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError
 from exahpc.lab.curve import Curve
 from exahpc.lab.emulated.model import Latency
 
@@ -45,12 +45,12 @@ def fitted(points: Sequence[Point], prompt: int, chunk: int = 512) -> Latency:
 def calibrated(path: Path) -> Latency:
     """From a curve.json: levels at which all requests ran at once count, the others queued.
 
-    Raises ExahpcError when the file is no curve, or none of its levels has latencies.
+    Raises DeploymentError when the file is no curve, or none of its levels has latencies.
     """
     try:
         curve = msgspec.json.decode(path.read_bytes(), type=Curve)
     except (OSError, msgspec.DecodeError) as error:
-        raise ExahpcError(f"{path} is not a curve.json of `exahpc curve`: {error}") from None
+        raise DeploymentError(f"{path} is not a curve.json of `exahpc curve`: {error}") from None
     points = [
         Point(level.concurrency / curve.replicas, level.first_token.p50, level.between.p50)
         for level in curve.levels
@@ -59,4 +59,4 @@ def calibrated(path: Path) -> Latency:
     try:
         return fitted(points, curve.prompt)
     except ValueError as error:
-        raise ExahpcError(f"{path} tells no latencies: {error}") from None
+        raise DeploymentError(f"{path} tells no latencies: {error}") from None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError
 from exahpc.lab.simulate.scenario import Arrivals, Request
 
 
@@ -32,7 +32,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def arrivals(wanted: Arrivals, replicas: int, draw: random.Random) -> Iterator[Arrival]:
-    """Without end, but for recorded ones. Raises ExahpcError for a recording that cannot be read."""
+    """Without end, but for recorded ones. Raises DeploymentError for a recording that cannot be read."""
     if wanted.kind == "recorded":
         return _recorded(Path(wanted.path))
     return _random(wanted, wanted.rate or wanted.rate_per_replica * replicas, draw)
@@ -73,13 +73,13 @@ def _recorded(path: Path) -> Iterator[Arrival]:
                     continue
                 line = decode(text)
                 if line.time < last or line.prompt < 1 or line.new < 1:
-                    raise ExahpcError(
+                    raise DeploymentError(
                         f"{path} line {number}: time = {line.time:g}, prompt = {line.prompt}, new = {line.new}: "
                         f"times must not fall, and both lengths must be at least 1"
                     )
                 last = line.time
                 yield Arrival(line.time, line.prompt, line.new, line.new, line.stream)
     except msgspec.DecodeError as error:
-        raise ExahpcError(f"{path} line {number}: {error}") from None
+        raise DeploymentError(f"{path} line {number}: {error}") from None
     except OSError as error:
-        raise ExahpcError(f"arrivals.path = {str(path)!r} cannot be read: {error.strerror}") from None
+        raise DeploymentError(f"arrivals.path = {str(path)!r} cannot be read: {error.strerror}") from None

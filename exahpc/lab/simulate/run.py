@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from exahpc.deployment.spec import Deployment
 from exahpc.lab.simulate.faults import Faults
 from exahpc.lab.simulate.report import Report, report
-from exahpc.lab.simulate.scenario import Scenario
+from exahpc.lab.simulate.scenario import Scenario, check_size
 from exahpc.lab.simulate.world import World
 
 
@@ -25,8 +25,9 @@ def quiet() -> Iterator[None]:
 
 
 def simulate(deployment: Deployment, scenario: Scenario) -> Report:
-    """The same deployment, scenario and seed give the same report. Raises ExahpcError for a recording that cannot
-    be read."""
+    """The same deployment, scenario and seed give the same report. Raises DeploymentError for a recording that
+    cannot be read, and for more requests than can be simulated."""
+    check_size(scenario, deployment.wanted_replicas)
     with quiet():
         world = World(deployment, scenario)
         faults = Faults(world)

@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError
 from exahpc.lab.emulated.model import Latency
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+MOST_REQUESTS = 1e9
+"""Of one simulation: days of computing, and more than its memory holds."""
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -215,25 +217,44 @@ class Scenario(Keys, frozen=True):
 
 
 def load(path: Path) -> Scenario:
-    """Raises ExahpcError that names the key, its value and what is wrong."""
+    """Raises DeploymentError that names the key, its value and what is wrong."""
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise ExahpcError(f"{path} cannot be read as a scenario (TOML, or .json): {error}") from None
+        raise DeploymentError(f"{path} cannot be read as a scenario (TOML, or .json): {error}") from None
     return parsed(data, str(path))
 
 
 def parsed(data: Any, source: str) -> Scenario:
-    """A scenario from plain values. Raises ExahpcError that names the key, its value and what is wrong."""
+    """A scenario from plain values. Raises DeploymentError that names the key, its value and what is wrong."""
     try:
         found = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:
-        raise ExahpcError(f"{source}: {_told(str(error), data)}") from None
+        raise DeploymentError(f"{source}: {_told(str(error), data)}") from None
     problem = _contradiction(found)
     if problem:
-        raise ExahpcError(f"{source}: {problem}")
+        raise DeploymentError(f"{source}: {problem}")
     return found
+
+
+def check_size(scenario: Scenario, replicas: int) -> None:
+    """Raises DeploymentError when so many requests would come that the simulation would never end."""
+    arrivals = scenario.arrivals
+    if arrivals.kind == "recorded":
+        return
+    key, rate = "arrivals.rate", arrivals.rate
+    if rate is None:
+        key, rate = "arrivals.rate_per_replica", arrivals.rate_per_replica
+    a_second = rate * (1 if arrivals.rate is not None else replicas)
+    if arrivals.kind == "bursts":  # thinned from the highest rate
+        a_second *= max(1.0, arrivals.burst)
+    requests = a_second * (scenario.warm + scenario.seconds)
+    if requests > MOST_REQUESTS:
+        raise DeploymentError(
+            f"{key} = {rate:g}: {requests:.3g} requests in {scenario.warm + scenario.seconds:g} s are more than a "
+            f"simulation can hold ({MOST_REQUESTS:g}): lower it, or seconds"
+        )
 
 
 def _contradiction(scenario: Scenario) -> str:

@@ -44,7 +44,7 @@ class World:
     """A deployment under a scenario, from the moment at which all replicas serve."""
 
     def __init__(self, deployment: Deployment, scenario: Scenario) -> None:
-        """Raises ExahpcError for a recording that cannot be read."""
+        """Raises DeploymentError for a recording that cannot be read."""
         self.deployment, self.scenario = deployment, scenario
         self.timeline = Timeline()
         self.random = random.Random(scenario.seed)

@@ -166,6 +166,28 @@ def test_what_the_broker_refuses_is_told(folder: Folder, broker: Callable[..., l
     assert "error: the rollout to v2 is canary" in done.output
 
 
+def test_a_refused_version_leaves_no_file_but_one_that_was_there_stays(
+    folder: Folder, broker: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    refused = DeploymentError("no task has a ready replica")
+    broker(status(), refused)
+    assert run("start", "d", new(tmp_path), "--label", "v2").exit_code == 2
+    assert folder.versions() == []
+    folder.add_version("v2", folder.toml)
+    broker(refused)
+    assert run("start", "d", "--label", "v2").exit_code == 2
+    assert folder.versions() == ["v2"]
+
+
+@pytest.mark.parametrize(("end", "code"), [(status("done", "v2"), 0), (status("reverted", "", "a/0 was late"), 1)])
+def test_who_promotes_may_wait_for_the_end(
+    folder: Folder, broker: Callable[..., list[Any]], end: m.RolloutStatus, code: int
+) -> None:
+    asked = broker(status("judging"), status("widening"), end)
+    assert run("promote", "d", "--wait").exit_code == code
+    assert asked == [m.RolloutCommand("promote"), m.RolloutQuery(), m.RolloutQuery()]
+
+
 def test_following_outlives_a_broker_that_restarts_but_not_one_that_is_gone(
     folder: Folder, broker: Callable[..., list[Any]]
 ) -> None:

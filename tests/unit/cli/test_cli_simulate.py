@@ -61,6 +61,8 @@ def test_a_file_of_each_kind_is_simulated_and_the_seed_decides(tmp_path: Path) -
         (("small.toml", "--nodes", "3"), "--nodes is for the reference deployment"),
         (("--scenario", "bad.toml"), "bad.toml: arrivals.rate = -1: Expected `float` > 0"),
         (("--latency", "small.toml"), "small.toml is not a curve.json"),
+        (("--rate", "1e12"), "arrivals.rate = 1e+12: "),
+        (("small.toml", "--scenario", "recorded.toml"), "arrivals.path = 'nothing.jsonl' cannot be read"),
     ],
 )
 def test_a_mistake_is_told_with_its_remedy(
@@ -69,6 +71,7 @@ def test_a_mistake_is_told_with_its_remedy(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(DEPLOYMENT)
     (tmp_path / "bad.toml").write_text("arrivals.rate = -1\n")
+    (tmp_path / "recorded.toml").write_text('arrivals.kind = "recorded"\narrivals.path = "nothing.jsonl"\n')
     done = run(*arguments)
-    assert done.exit_code != 0
+    assert done.exit_code == 2
     assert told in done.output

@@ -151,6 +151,10 @@ def test_broken_toml_names_the_line() -> None:
             "pool[0].link.exact = 2: pipeline_parallel = 3 has links 0 to 1",
         ),
         (GOOD + '[head]\nbind = "localhost"', 'head.bind = "localhost": must be an IP address'),
+        (
+            GOOD + "[pool.scaling]\nidle_seconds = 60.0",
+            "pool[0].scaling.idle_seconds = 60.0: has no effect without pool[0].scaling.least: set that (0 to",
+        ),
         (GOOD + "[head]\nport = -1", "head.port = -1: must be at least 0"),
         (GOOD + "[recovery]\nbeat_seconds = nan", "recovery.beat_seconds = NaN: must be at least 0.1"),
         (GOOD + "[recovery]\nbeat_seconds = 61", "recovery.beat_seconds = 61.0: must be at most 60"),

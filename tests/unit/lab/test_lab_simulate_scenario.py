@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exahpc.errors import ExahpcError
+from exahpc.errors import DeploymentError
 from exahpc.lab.simulate.arrivals import Arrival, arrivals
 from exahpc.lab.simulate.presets import SCENARIOS, reference
-from exahpc.lab.simulate.scenario import Arrivals, Request, Scenario, SwitchDown, Wait, load, parsed
+from exahpc.lab.simulate.scenario import Arrivals, Request, Scenario, SwitchDown, Wait, check_size, load, parsed
 
 WHOLE = """
 name = "mine"
@@ -72,14 +72,32 @@ def test_a_file_gives_what_it_says_and_defaults_for_the_rest(tmp_path: Path) -> 
     ],
 )
 def test_a_mistake_is_told_by_its_key_and_value(data: dict[str, Any], told: str) -> None:
-    with pytest.raises(ExahpcError, match=f"^s.toml: .*{told}"):
+    with pytest.raises(DeploymentError, match=f"^s.toml: .*{told}"):
         parsed(data, "s.toml")
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "told"),
+    [
+        ({"rate": 1e9}, r"arrivals\.rate = 1e\+09: 7e\+10 requests in 70 s"),
+        ({"rate_per_replica": 1e7}, r"arrivals\.rate_per_replica = 1e\+07: "),
+        ({"rate": 1.0, "kind": "bursts", "burst": 1e9}, r"arrivals\.rate = 1: "),
+    ],
+)
+def test_what_would_never_end_is_refused(arrivals: dict[str, Any], told: str) -> None:
+    with pytest.raises(DeploymentError, match=told):
+        check_size(parsed({"arrivals": arrivals}, "s.toml"), replicas=12)
+
+
+def test_the_largest_bar_may_be_simulated() -> None:
+    check_size(Scenario(arrivals=Arrivals(rate=40.0), seconds=3600.0), 3072)
+    check_size(Scenario(), 3072)
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("a = ")
-    with pytest.raises(ExahpcError, match=r"bad\.toml cannot be read as a scenario"):
+    with pytest.raises(DeploymentError, match=r"bad\.toml cannot be read as a scenario"):
         load(path)
 
 
@@ -119,10 +137,10 @@ def test_recorded_arrivals_are_replayed_and_a_bad_line_is_named(tmp_path: Path) 
     wanted = Arrivals(kind="recorded", path=str(path))
     assert until(wanted, 99) == [Arrival(0.5, 7, 3, 3, True), Arrival(1.0, 8, 4, 4, False)]
     path.write_text('{"time": 2, "prompt": 7, "new": 3}\n{"time": 1, "prompt": 7, "new": 3}\n')
-    with pytest.raises(ExahpcError, match="line 2: time = 1"):
+    with pytest.raises(DeploymentError, match="line 2: time = 1"):
         until(wanted, 99)
     path.write_text('{"time": 2, "prompt": 7}\n')
-    with pytest.raises(ExahpcError, match="line 1: Object missing required field `new`"):
+    with pytest.raises(DeploymentError, match="line 1: Object missing required field `new`"):
         until(wanted, 99)
-    with pytest.raises(ExahpcError, match=r"arrivals\.path = .*none.* cannot be read"):
+    with pytest.raises(DeploymentError, match=r"arrivals\.path = .*none.* cannot be read"):
         until(Arrivals(kind="recorded", path=str(tmp_path / "none")), 99)
