@@ -185,7 +185,8 @@ finish() {
 # --- leftovers -----------------------------------------------------------------------------------------------------
 
 # reap MARK SCRIPT: wait until the script's end of the pipe closes, then end all processes of this user that carry the
-# mark, except the script (which may be waiting for us), and remove the shared-memory files they had mapped.
+# mark, except the script (which may be waiting for us), and remove the shared-memory files they had mapped, but for
+# copies of weights (exahpc.models.copies), which other jobs on the node may be using: agents sweep those.
 # Runs without the mark and in a session of its own, so it never meets itself and no signal to the script's group hits.
 reap() {
     trap '' TERM INT HUP USR1
@@ -196,7 +197,7 @@ reap() {
         pids=$(cd /proc && grep -lzxF -- "$mark" [0-9]*/environ 2>/dev/null | sed 's,/environ,,' | grep -vxF "$script")
         [ -n "$pids" ] || break
         for pid in $pids; do
-            files+=$(grep -ohE '/dev/shm/[^ ]+' "/proc/$pid/maps" 2>/dev/null | sort -u)$'\n'
+            files+=$(grep -ohE '/dev/shm/[^ ]+' "/proc/$pid/maps" 2>/dev/null | grep -vF /exahpc-weights- | sort -u)$'\n'
             if [ "$try" = 1 ]; then kill -TERM "$pid"; elif [ "$try" -gt 15 ]; then kill -KILL "$pid"; fi 2>/dev/null
         done
         sleep 0.2

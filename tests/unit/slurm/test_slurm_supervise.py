@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from exahpc.models.copies import PREFIX
 
 SLURM = Path(__file__).parents[3] / "slurm"
 
@@ -148,6 +152,44 @@ def test_a_script_that_is_killed_leaves_nothing_behind(local: Local) -> None:
     step, agent = local.pid("step"), local.pid("exahpc.agent")
     script.kill()
     wait_for(lambda: not lives(step) and not lives(agent), "all are gone")
+
+
+_MAPS = """
+import mmap, sys, time
+held = []
+for path in sys.argv[1:]:
+    with open(path, "r+b") as file:
+        held.append(mmap.mmap(file.fileno(), 0))
+print("mapped", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_is_left_in_shared_memory_goes_but_weights_that_other_jobs_may_use_stay() -> None:
+    name = uuid.uuid4().hex
+    store = Path(f"/dev/shm/{PREFIX}test-{name}")
+    store.mkdir()
+    weights, left = store / "model.safetensors", Path(f"/dev/shm/test-{name}")
+    try:
+        for path in (weights, left):
+            path.write_bytes(b"x" * 4096)
+        mark = f"EXAHPC_TEST_MARK={name}"
+        step = subprocess.Popen(
+            [sys.executable, "-c", _MAPS, str(weights), str(left)],
+            env={**os.environ, "EXAHPC_TEST_MARK": name},
+            stdout=subprocess.PIPE,
+        )
+        assert step.stdout is not None
+        assert step.stdout.readline() == b"mapped\n"
+        reap = ["bash", str(SLURM / "supervise.sh"), "reap", mark, "1"]
+        reaper = subprocess.Popen(reap, stdin=subprocess.DEVNULL)
+        assert step.wait(60) == -signal.SIGTERM
+        assert reaper.wait(60) == 0
+        assert weights.exists()
+        assert not left.exists()
+    finally:
+        shutil.rmtree(store)
+        left.unlink(missing_ok=True)
 
 
 def test_term_reaches_the_agent_and_is_waited_for(local: Local) -> None:
