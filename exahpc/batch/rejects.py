@@ -14,24 +14,25 @@ from exahpc.batch.journal import FrameWriter, Record, error_body
 from exahpc.batch.lines import Flaw, id_bytes
 from exahpc.batch.plan import SOURCE, Parts
 
-_SHOWN = 50  # in the error; all are in bad.jsonl
+_SHOWN = 50  # in the error; all are in the report
 _REASONS = 1000
 _GROUP = 256
 
 
 class Rejects:
-    """Error records in journal/source, the report in bad.jsonl. The nth that is found has position n in run order.
+    """Error records in journal/source, the list of all in `report`. The nth that is found has position n in run
+    order.
 
     rows: those that were found, 4 bytes each.
     """
 
-    def __init__(self, parts: Parts, paths: Sequence[Path]) -> None:
+    def __init__(self, parts: Parts, paths: Sequence[Path], report: Path) -> None:
         path = parts.journal_file(SOURCE)
         path.unlink(missing_ok=True)
         self._paths = paths
         self._records = FrameWriter(path)
-        self._report_path = parts.bad
-        self._report = os.fdopen(os.open(parts.bad, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+        self._report_path = report
+        self._report = os.fdopen(os.open(report, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
         self._reasons: Counter[str] = Counter()
         self._shown: list[str] = []
         self._group: list[bytes] = []
@@ -78,6 +79,9 @@ class Rejects:
         if times > 1:
             head += f" (commonest, {times} times: {reason})"
         hidden = self.count - len(self._shown)
-        more = [f"  ... and {hidden} more, all listed in {self._report_path}"] if hidden else []
-        advice = "Correct them, or use --skip-invalid: each then becomes an error record."
+        more = [f"  ... and {hidden} more"] if hidden else []
+        advice = (
+            f"All are listed in {self._report_path}. Correct them, or run with --skip-invalid: each then becomes "
+            f"an error record."
+        )
         return "\n".join([f"{head}:", *self._shown, *more, advice])

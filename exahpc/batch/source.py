@@ -43,15 +43,17 @@ def index_inputs(
     model: str | None = None,
     skip_invalid: bool = False,
     progress: Progress = lambda done, total: None,
+    report: Path | None = None,
 ) -> BatchPlan:
     """Validate all inputs; write index, run order, error records and report into `parts`. The manifest is the
     caller's.
 
     model: the served name, when known: a row that does not name it is bad. skip_invalid: go on with the good rows,
-    each bad one becomes an error record. progress is called several times a second. Raises BatchError for inputs
+    each bad one becomes an error record. progress is called several times a second; report: where all bad
+    rows are listed, when not in `parts`. Raises BatchError for inputs
     that cannot be read, and, unless skip_invalid, naming every bad row: the first 50, and the file with all.
     """
-    pass_ = _Pass(inputs, parts, model, progress)
+    pass_ = _Pass(inputs, parts, model, progress, Rejects(parts, inputs.paths, report or parts.bad))
     files = tuple(pass_.index(number, found) for number, found in enumerate(pass_.found))
     pass_.close()
     plan = BatchPlan(
@@ -77,7 +79,9 @@ def index_file(path: Path, parts: Parts, batch: str, *, model: str | None = None
 class _Pass:
     """The one pass over all inputs, and what it leaves."""
 
-    def __init__(self, inputs: Inputs, parts: Parts, model: str | None, progress: Progress) -> None:
+    def __init__(
+        self, inputs: Inputs, parts: Parts, model: str | None, progress: Progress, rejects: Rejects
+    ) -> None:
         self._inputs, self._parts, self._model, self._progress = inputs, parts, model, progress
         try:
             self.found = [detect(path, inputs.options) for path in inputs.paths]
@@ -86,7 +90,7 @@ class _Pass:
             raise BatchError(f"input {error.filename} cannot be read: {error.strerror}") from error
         self._done = 0
         self._ids = Ids(any(found.format in ("requests", "json") for found in self.found))
-        self._rejects = Rejects(parts, inputs.paths)
+        self._rejects = rejects
         self.index_file = NpyWriter(parts.index, INDEX)
         self._traits = NpyWriter(parts.path / "traits.npy", TRAITS)
 
@@ -183,7 +187,7 @@ class _Pass:
                     continue
                 first, before = firsts.setdefault(custom_id, (read.row, place))
                 if first != read.row and index["kind"][read.row] != BAD:
-                    reason = f"custom_id {custom_id!r} on {place} was used before, on {before}"
+                    reason = f"custom_id {custom_id!r} was used before, on {before}"
                     self._rejects.add(read.row, number, unit, read.line, Flaw(reason, custom_id))
                     index["kind"][read.row] = BAD
         reader.close()

@@ -23,7 +23,7 @@ from exahpc.cli.batch_view import Ending, bar, ending, show, show_failures
 from exahpc.cli.common import json_text, notes, opened
 from exahpc.cli.compact import compact
 from exahpc.cli.hire import takes_nodes
-from exahpc.cli.inputs import takes_inputs
+from exahpc.cli.inputs import check, takes_inputs
 from exahpc.cli.running import Runner, run_to_the_end, tell, tell_end
 from exahpc.errors import BatchError
 from exahpc.lab.hire import Hire
@@ -41,6 +41,7 @@ def batch() -> None:
 
 submitted.add_to(batch)
 batch.add_command(compact)
+batch.add_command(check)
 
 
 @batch.command(epilog=exits.EPILOG)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from exahpc.batch.inputs.options import FORMATS, InputOptions, Template, find_inputs
+from exahpc.batch.check import check_inputs
+from exahpc.batch.inputs.options import FORMATS, InputOptions, Inputs, Template, find_inputs, refuse_output
+from exahpc.cli.batch_view import bar
+from exahpc.cli.common import notes
 
 
 def _json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
@@ -69,3 +73,23 @@ def takes_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         decorated = option(decorated)
     return decorated
+
+
+@click.command()
+@takes_inputs
+@click.option("--model", metavar="NAME", help="The served name that every request must give.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="File for the list of all bad rows, if any."
+)
+def check(inputs: Inputs, model: str | None, report: Path | None) -> None:
+    """Check all rows of INPUT as `batch run` would, without a deployment.
+
+    Exit code 0 when every row can be run. Whether a prompt fits into the model is known only to the model's
+    tokenizer: rows that do not fit become error records while the batch runs.
+    """
+    if report is not None:
+        refuse_output(report, inputs.paths)
+    with bar(notes, "checking") as told:
+        found = check_inputs(inputs, model=model, report=report, progress=told)
+    files = "1 file" if found.files == 1 else f"{found.files} files"
+    click.echo(f"{found.rows} rows of {files} can be run: {found.chats} chats, {found.completions} completions")

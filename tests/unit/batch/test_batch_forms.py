@@ -1,4 +1,4 @@
-"""Whatever form the prompts have: each becomes the request that the template says, and every fault is told where it
+"""Whatever form prompts have: each becomes the request that the template says, and every fault is told where it
 lies."""
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def test_a_file_that_cannot_be_read_as_a_whole_is_named(
         ),
         (
             "a.jsonl",
-            b'{"prompt": "a"}\n{"other": 1}\n{"prompt": 5}\n{"prompt": null}\nnonsense\n{"prompt": "\\ud800"}\n"str"\n'
+            b'{"prompt": "a"}\n{"other": 1}\n{"prompt": 5}\n{"prompt": null}\nnonsense\n{"prompt": "\\ud800"}\n'
+            b'"str"\n'
             b'{"prompt": ""}\n{"prompt": "\xff"}',
             {
                 2: "no field 'prompt'",
@@ -276,10 +277,8 @@ def test_many_files_are_one_batch_and_faults_name_the_file(tmp_path: Path) -> No
         file.write(request("c") + b"\n" + request("a"))
     with pytest.raises(BatchError) as caught:
         index(tmp_path, tmp_path / "[0-9].*")
-    place = f"line 2 of {tmp_path / '3.jsonl.gz'}"
-    assert f"{tmp_path / '3.jsonl.gz'} line 2: custom_id 'a' on {place} was used before, on line 1 of" in str(
-        caught.value
-    )
+    first, again = tmp_path / "1.jsonl", tmp_path / "3.jsonl.gz"
+    assert f"{again} line 2: custom_id 'a' was used before, on line 1 of {first}\n" in str(caught.value)
     plan, parts = index(tmp_path, tmp_path / "[0-9].*", skip_invalid=True)
     found = [r.found.custom_id for r in read(plan, parts)]
     assert found == ["a", "b", "row-2", "c"]
@@ -289,7 +288,7 @@ def test_many_files_are_one_batch_and_faults_name_the_file(tmp_path: Path) -> No
 def test_a_made_name_that_a_request_has_too_is_told(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_bytes(b"plain")
     (tmp_path / "2.jsonl").write_bytes(request("row-0"))
-    with pytest.raises(BatchError, match="custom_id 'row-0' on line 1 of .*2.jsonl was used before"):
+    with pytest.raises(BatchError, match=r"2\.jsonl line 1: custom_id 'row-0' was used before"):
         index(tmp_path, tmp_path / "1.txt", tmp_path / "2.jsonl")
 
 

@@ -157,7 +157,9 @@ def test_a_repeated_custom_id_is_rejected_naming_both_lines(
         for i in range(rows)
     ]
     lines[again - 1] = line(f"r{first}")
-    with pytest.raises(BatchError, match=f"'r{first}' on line {again} was used before, on line {first}"):
+    with pytest.raises(
+        BatchError, match=f"line {again}: custom_id 'r{first}' was used before, on line {first}\\n"
+    ):
         index(tmp_path, b"\n".join(lines))
     plan, parts = index(tmp_path, b"\n".join(lines), skip_invalid=True)
     assert [row for row, kind in enumerate(kinds(parts)) if kind == BAD] == [again - 1]
