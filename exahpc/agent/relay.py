@@ -198,6 +198,9 @@ class Relay:
         bunch = untold.bunch(slot)
         if message.logprobs or message.prompt:
             hear(message, running)
+        for sequence, count in message.cached:
+            if (choice := running.get(sequence)) is not None:
+                choice.cached = count
         for sequence, token in message.tokens:
             choice = running.get(sequence)
             if choice is None:

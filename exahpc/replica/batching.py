@@ -134,6 +134,8 @@ class Scheduler:
             self._residents.pool.condemn(sequence.blocks)
         else:
             sequence.sound = len(sequence.ids)
+            if sequence.found and not sequence.generated:
+                told.cached.append((number, sequence.found))
             if token in sequence.stop:
                 reason = "stop"
             else:

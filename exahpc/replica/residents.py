@@ -72,6 +72,8 @@ class Residents:
             sequence.untold += 1
             sequence.cached += BLOCK
             self.hits += BLOCK
+            if not sequence.generated:
+                sequence.found += BLOCK
 
     def has(self, sequence: Sequence, count: int) -> bool:
         """Whether `count` further tokens find room without anybody giving way."""

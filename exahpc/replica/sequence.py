@@ -14,12 +14,12 @@ class Sequence:
     cache, or will be by the plans already made; blocks: its table, of which the workers do not know the last
     `untold`; begun: they know of the sequence; awaited: a plan in flight brings its next token; sound: tokens
     whose numbers proved finite; scored: prompt tokens before which likelihoods need not be asked for again;
-    turn: the plan in which it ran last.
+    turn: the plan in which it ran last; found: tokens of its prompt that were in the KV cache already.
     """
 
     __slots__ = (
-        "awaited", "begun", "blocks", "cached", "dead", "generated", "ids", "key", "keys", "message", "prompt",
-        "scored", "slot", "sound", "stop", "turn", "untold",
+        "awaited", "begun", "blocks", "cached", "dead", "found", "generated", "ids", "key", "keys", "message",
+        "prompt", "scored", "slot", "sound", "stop", "turn", "untold",
     )  # fmt: skip
 
     def __init__(self, message: Admit, key: tuple[int, int]) -> None:
@@ -28,7 +28,7 @@ class Sequence:
         self.prompt = len(message.ids) - message.position
         self.stop = frozenset(message.stop_ids)
         self.keys = [ROOT]
-        self.generated = self.scored = self.turn = 0
+        self.generated = self.scored = self.turn = self.found = 0
         self.awaited = self.dead = False
         self.slot = -1
         self.park()
@@ -37,6 +37,8 @@ class Sequence:
         """It runs no more and has no blocks."""
         self.slot = -1
         self.cached = self.sound = self.untold = 0
+        if not self.generated:
+            self.found = 0
         self.blocks: list[int] = []
         self.begun = False
 

@@ -108,13 +108,15 @@ class Tokens(Message, frozen=True):
     """replica -> agent, once a step: (sequence, token id) pairs, then the sequences that ended and why.
 
     logprobs: of those of the tokens whose sequence asked for them; prompt: of tokens of a prompt, piece by piece
-    from its second one on (the first has none before it), all of them before the first token drawn.
+    from its second one on (the first has none before it), all of them before the first token drawn; cached: with
+    the first token of a sequence, how many tokens of its prompt were in the prefix cache, if any.
     """
 
     tokens: list[tuple[int, int]]
     ended: list[tuple[int, Reason]]
     logprobs: list[tuple[int, Likelihood]] = []
     prompt: list[tuple[int, list[Likelihood]]] = []
+    cached: list[tuple[int, int]] = []
 
 
 class ReplicaBeat(Message, frozen=True):

@@ -509,13 +509,13 @@ def test_a_row_tells_its_token_ids_its_replica_and_when_it_began(fields: dict[st
     text = "abcdef" * 8
     body = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 60, **fields}).encode()
     count = len(admits(made.row("k", "completion", body, 5, 0, 3.0)))
-    made.tokens(0, Tokens([], []), 4.0)
+    made.tokens(0, Tokens([], [], cached=[(1, 2)]), 4.0)
     ended: list[Any] = []
     for sequence in range(1, count + 1):
         feed(made, sequence, text[: len(text) - 6 * (sequence - 1)], now=4.0 + sequence)
         ended = made.tokens(0, Tokens([], [(sequence, "length")]), 9.0)
     (row,) = (action for action in ended if isinstance(action, RowEnded))
-    assert row.served == Served(0, 3.0, 5.0, 0, array("I", ids(text)).tobytes())
+    assert row.served == Served(0, 3.0, 5.0, 2, array("I", ids(text)).tobytes())
 
 
 @pytest.mark.parametrize(

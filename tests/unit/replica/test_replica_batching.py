@@ -278,7 +278,7 @@ def test_online_takes_the_slot_of_a_batch_row_which_goes_on_later_where_it_was()
     s.admit(admit(2, 5, 1))
     assert step(s)[1].tokens == [(2, 5)]
     plan, told = step(s)
-    assert told.tokens == [(1, 5)]
+    assert (told.tokens, told.cached) == ([(1, 5)], []), "what it computed itself is no hit of its prompt"
     assert (plan.rows[0].past, plan.rows[0].ids, plan.rows[0].position) == (32, [101] * 8 + [5], 1)
     assert (s.preemptions, s.prefix_hits) == (1, 32)
 
@@ -418,9 +418,10 @@ def test_equal_beginnings_are_computed_once() -> None:
     s.admit(admit(1, 50, 1, shared=40))
     finish(s)
     s.admit(admit(2, 50, 1, shared=40))
-    plan, _ = step(s)
+    plan, told = step(s)
     assert (plan.rows[0].past, len(plan.rows[0].ids)) == (32, 18)
     assert s.prefix_hits == 32
+    assert told.cached == [(2, 32)]
 
 
 def test_choices_of_one_prompt_share_it_within_one_plan() -> None:
