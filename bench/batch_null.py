@@ -331,6 +331,25 @@ def measure(rows: int, folder: Path, *, largest: bool) -> list[dict[str, Any]]:
     return runs
 
 
+def compared(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows per core second, seconds to the first row, bytes of memory a row between the fewest and most rows."""
+    table: dict[str, dict[str, Any]] = {}
+    ours: dict[str, list[dict[str, Any]]] = {}
+    for one in runs:
+        row = table.setdefault(one["case"], {"number": "rows_per_core_second"})
+        row[one["side"]] = one["rows_per_core_second"]
+        if one["side"] == OURS:
+            ours.setdefault(one["case"].split()[0], []).append(one)
+    for phase, found in ours.items():
+        few, many = found[0], found[-1]
+        if (rows := int(many["case"].split()[1]) - int(few["case"].split()[1])) > 0:
+            grown = (many["memory_mib"] - few["memory_mib"]) * 2**20 / rows
+            table[f"{phase} memory"] = {"number": "bytes_a_row", OURS: round(grown, 2)}
+    first = ours["resume"][-1]
+    table[f"{first['case']} first row"] = {"number": "seconds", OURS: first["seconds_to_first_row"]}
+    return table
+
+
 @click.command()
 @click.option("--rows", multiple=True, type=int, default=(10_000, 100_000, 10_000_000), show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to write (a new folder there).")
@@ -347,10 +366,7 @@ def main(rows: tuple[int, ...], folder: Path | None, smoke: bool, phase: Phase |
     with tempfile.TemporaryDirectory(prefix="batch-null-", dir=folder) as base:
         for number in rows:
             runs += measure(number, Path(base) / str(number), largest=number == max(rows))
-    comparison: dict[str, dict[str, Any]] = {}
-    for one in runs:
-        row = comparison.setdefault(one["case"], {"number": "rows_per_core_second"})
-        row[one["side"]] = one["rows_per_core_second"]
+    comparison = compared(runs)
     if smoke:
         common.show("batch_null", comparison)
         return
