@@ -6,6 +6,7 @@ It may be killed at any moment; another worker goes on from what is on disk.
 from __future__ import annotations
 
 import errno
+import heapq
 import logging
 import time
 from collections.abc import Iterator
@@ -196,7 +197,7 @@ class Worker:
         parts = Parts.of(self._output)
         try:
             if parts.plan() is None:
-                return list(islice(_bad_lines(parts.bad), MOST_ERRORS))
+                return heapq.nsmallest(MOST_ERRORS, _bad_lines(parts.bad), key=lambda error: error.line or 0)
         except (OSError, BatchError):
             pass
         return []
