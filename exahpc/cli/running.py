@@ -16,10 +16,10 @@ from exahpc.batch import run as batches
 from exahpc.batch.results import Summary
 from exahpc.batch.run import Prepared, Question
 from exahpc.cli import exits
-from exahpc.cli.batch_view import BatchView, Ending, ending
+from exahpc.cli.batch_view import BatchView, Ending, bar, ending
 from exahpc.cli.common import notes, opened, slurm_client
 from exahpc.cli.signals import Terminated, terminable
-from exahpc.errors import ExahpcError
+from exahpc.errors import BatchBusy, ExahpcError
 from exahpc.lab.hire import Hire, deployment_for
 from exahpc.launch import prepare
 from exahpc.launch.asking import Watching, note_deployment
@@ -60,6 +60,7 @@ class Runner:
                 "who runs it? Give --deployment NAME, or, for nodes of its own, --model PATH and --nodes or --like"
             )
         self.hired: Hired | None = None
+        self._beat: Callable[[], None] = lambda: None
         if self.name is not None:
             self.folder, self.deployment = opened(self.name)
             return
@@ -67,12 +68,12 @@ class Runner:
         prepare.check_stage(self.deployment)
         prepare.check_model(self.deployment)
         prepare.check_programs(self.deployment)
-        self.hired = Hired(self.deployment, slurm_client(self.deployment), tell)
+        self.hired = Hired(self.deployment, slurm_client(self.deployment), tell, sleep=self._sleep)
         self.folder = self.hired.folder
 
     def run(self, prepared: Prepared) -> None:
         """To the end, or as far as it comes; fills `summary`. Raises KeyboardInterrupt, ExahpcError."""
-        self.batch = prepared.plan.batch
+        self.batch, self._beat = prepared.plan.batch, prepared.beat
         try:
             if prepared.summary is not None:
                 self._end_what_is_left()
@@ -80,7 +81,8 @@ class Runner:
             elif prepared.resumed and batches.complete(prepared):
                 tell("all rows are done: only the results file is missing")
                 self._end_what_is_left()
-                self.summary = batches.finish(prepared)
+                with bar(notes, "writing results") as progress:
+                    self.summary = batches.finish(prepared, progress=progress)
             else:
                 if prepared.resumed:
                     tell(f"going on with {self.batch}")
@@ -92,8 +94,13 @@ class Runner:
         finally:
             prepared.release()
 
+    def _sleep(self, seconds: float) -> None:
+        """While nodes end: others should know that this process lives."""
+        time.sleep(seconds)
+        self._beat()
+
     def _end_what_is_left(self) -> None:
-        """Of an earlier run that died before it could do so."""
+        """Also of an earlier run that died before it could do so."""
         if self.hired is not None and not self.keep:
             self.hired.take_down()
 
@@ -106,10 +113,13 @@ class Runner:
             return
         try:
             hired.bring_up()
-            yield _Nodes(hired.ask, lambda: hired.text, lambda: None if self.keep else hired.take_down())
-        finally:
-            if not self.keep:
-                hired.take_down()
+            yield _Nodes(hired.ask, lambda: hired.text, self._end_what_is_left)
+        except BatchBusy:  # another run of this command goes on with it
+            raise
+        except BaseException:
+            self._end_what_is_left()
+            raise
+        self._end_what_is_left()
         if not self.keep and self.summary is not None and not self.summary.failed:
             hired.purge()
 
