@@ -246,6 +246,8 @@ def events(leases: Leases, rows: int, dice: random.Random) -> Iterator[list[Acti
                         own += [(action.lease, row, min(row + 2, action.last)) for row in pairs]
                 dice.shuffle(own)
                 yield actions
+            if not own:
+                continue
             lease, first, last = own.pop()
             start, ends[name] = ends[name], ends[name] + 400
             name_ = name.replace("/", "-") + "-1"
