@@ -150,15 +150,24 @@ def test_a_batch_outlives_its_jobs_and_its_client(nodes: DevCluster, home: Path)
         shown = nodes.run("scontrol", "show", "job")
         return sum(int(count) for count in re.findall(r"Restarts=(\d+)", shown))
 
-    source = write(home / "in.jsonl", *[400] * 300)
+    source = write(home / "in.jsonl", *[400] * 1000)  # more than one life can do
     client = Client(home, nodes, source, "--nodes", "1", time="3")
     try:
         until("rows are done", client.done, 120)
         client.kill()
         until("the task was requeued without anybody", lambda: lives() >= 1, 240)
+        before = client.done()
+        until("it has gone on", lambda: client.done() > before, 240)
         client = Client(home, nodes, source, "--nodes", "1", time="3")
-        ended = client.end()
-        assert [ended[key] for key in ("rows", "ok", "failed")] == [300, 300, 0]
-        assert not nodes.run("squeue", "-h").strip(), "it stops asking for nodes when it is done"
+        adopted = f"going on with deployment {client.live.name}, which is up"
+        until("the next client has found it", lambda: adopted in (home / "said").read_text(), 60)
+        client.process.send_signal(signal.SIGTERM)
+        until("it ends in order", lambda: client.process.poll() is not None, 120)
+        assert client.process.returncode == 143
+        assert not nodes.run("squeue", "-h").strip(), "its nodes are given back"
+        (status,) = json.loads(client.live.run("batch", "status", str(home / "out.h5"), "--json").stdout)
+        assert status["state"] == "stopped"
+        assert before < status["ok"] < 1000
+        assert status["node_hours"] > 0
     finally:
         client.down()
