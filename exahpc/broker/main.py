@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable
@@ -22,14 +21,10 @@ from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal, replay
+from exahpc.broker.keeper import Keeper, Local, OnCluster
 from exahpc.broker.memory import Agent, Memory, Started
-from exahpc.broker.parking import Parking
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
-from exahpc.broker.rebuilder import Rebuilder
-from exahpc.broker.recovery import Recovery
-from exahpc.broker.succession import Succession
-from exahpc.broker.successors import Successors
 from exahpc.broker.switcher import Switcher, restored
 from exahpc.broker.telemetry import Telemetry
 from exahpc.broker.values import (
@@ -59,7 +54,6 @@ if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
 HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
-COMING_SECONDS = 5.0  # wait of a drain for agents that have not said hello yet
 DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
 
 EXIT_OVER = 0  # drained, or another broker has taken over: the supervisor ends the head
@@ -102,8 +96,7 @@ class Broker:
         self._batches = Batches(self._folder.path, self._fleet.epoch)
         self._spawn(self._tick())
         self._spawn(self._watch_record())
-        if self._rebuilder is not None:
-            self._spawn(self._rebuilder.watch())
+        self._spawn(self._keeper.watch())
         try:
             return await self._end
         finally:
@@ -131,27 +124,25 @@ class Broker:
         self._switcher = Switcher(
             self._folder, self._deployment, self._journal, epoch, self._tell_agent, self._now
         )
-        self._rebuilder: Rebuilder | None = None
-        if self._cluster is not None:
-            recovery = Recovery(self._deployment, memory, now, dice=random.random)
-            hands = (self._fleet, self._journal, self._now, self._spawn)
-            succession = Succession(self._deployment, memory, now)
-            successors = Successors(self._cluster, succession, recovery, *hands)
-            self._rebuilder = Rebuilder(self._cluster, recovery, successors, *hands)
-        rebuilder = self._rebuilder
+        keeper = self._keeper = self._made_keeper(memory)
         self._telemetry = Telemetry(
             self._folder,
             self._deployment,
             self._fleet,
             self._policies,
             self._entries,
-            lambda: rebuilder.recovery.leaves if rebuilder is not None else {},
+            lambda: keeper.leaves,
             now,
         )
         blind = before is not None and not memory.agents
         self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
-        self._parking = Parking(self._folder, self._deployment) if self._cluster is None else None
         self._act(self._policies.begin(now, fresh=not memory.agents))
+
+    def _made_keeper(self, memory: Memory) -> Keeper:
+        if self._cluster is None:
+            return Local(self._folder, self._deployment, self._fleet)
+        hands = (self._fleet, self._journal, self._now, self._spawn)
+        return OnCluster(self._cluster, self._deployment, memory, *hands)
 
     def _listen(self, context: zmq.Context[zmq.Socket[bytes]], before: HeadRecord | None) -> None:
         """Bind, where possible at the address that peers knock at already, and say where we are."""
@@ -213,8 +204,7 @@ class Broker:
                 self._act(self._fleet.beat(peer, message, now))
                 if message.replicas and (key := self._fleet.key_of(peer)) is not None:
                     self._act(self._policies.heard(key, message.replicas, now))
-                    if self._rebuilder is not None:
-                        self._act(self._rebuilder.successors.heard(key, message.replicas))
+                    self._act(self._keeper.heard(key, message.replicas))
             case m.AgentGone():
                 self._act(self._fleet.gone(peer, message, now))
             case m.LeaseWanted():
@@ -296,8 +286,7 @@ class Broker:
                 case Up():
                     view = action.view
                     _log.info("agent %s of incarnation %d is up on %s", view.key, view.incarnation, view.node)
-                    if self._rebuilder is not None:
-                        self._rebuilder.up(view)
+                    self._keeper.up(view)
                     self._act(self._policies.up(view, now))
                     revoked = self._batches.hello(view.key, list(action.leases), now)
                     self._send_all(action.peer, revoked)
@@ -309,20 +298,16 @@ class Broker:
                     view = action.view
                     told = "agent %s: its successor of incarnation %d is up on %s"
                     _log.info(told, view.key, view.incarnation, view.node)
-                    if self._rebuilder is not None:
-                        self._rebuilder.successors.coming(view)
+                    self._keeper.coming(view)
                 case Lapsed():
                     _log.warning("agent %s: its successor is gone: %s", action.view.key, action.why)
-                    if self._rebuilder is not None:
-                        self._rebuilder.successors.lapsed(action.view)
+                    self._keeper.lapsed(action.view)
                 case Loaded():
                     _log.info("agent %s is ready after %.0f s", action.view.key, action.seconds)
-                    if self._rebuilder is not None:
-                        self._rebuilder.successors.loaded(action.view, action.seconds)
+                    self._keeper.loaded(action.view, action.seconds)
                 case Retired():
                     _log.info("agent %s: job %s was succeeded", action.key, action.job)
-                    if self._rebuilder is not None:
-                        self._rebuilder.successors.retired(action.key, action.job)
+                    self._keeper.retired(action.key, action.job)
                 case Changed():
                     self._journal.append(Agent.of(action.view, action.route, now))
                 case Ignored():
@@ -355,12 +340,9 @@ class Broker:
             if self._policies.over and not self._draining:
                 _log.warning("there was nothing to do for a while: the deployment ends (budget.release_idle)")
                 self._drain(0.0, now)
-            if self._rebuilder is not None:
-                self._rebuilder.frozen = self._policies.account.exhausted
+            self._keeper.tick(frozen=self._policies.account.exhausted)
             if (spent := self._policies.account.tick(self._fleet.nodes, now)) is not None:
                 self._journal.append(spent)
-            if self._parking is not None and not self._draining:
-                self._parking.sync(self._fleet.parked)
             self._entries.tick(now)
             self._telemetry.tick(now)
 
@@ -382,13 +364,11 @@ class Broker:
             notes.append("the deployment is draining")
         if self._fleet.expected:
             notes.append(f"the broker was restarted: {self._fleet.expected} agents are not heard yet")
-        if self._rebuilder is not None:
-            notes += self._rebuilder.notes(now)
-        notes += self._policies.notes(now) + self._telemetry.notes()
+        notes += self._keeper.notes(now) + self._policies.notes(now) + self._telemetry.notes()
         return status.reply(
             self._deployment,
             self._fleet,
-            self._rebuilder.recovery if self._rebuilder else None,
+            self._keeper.recovery,
             self._entries.rows(),
             self._batches.status(),
             notes,
@@ -401,10 +381,7 @@ class Broker:
     def _drain(self, seconds: float, now: float) -> None:
         first = not self._draining
         self._draining = self._policies.draining = True
-        if self._rebuilder is not None:
-            self._rebuilder.draining = True
-        if self._parking is not None:  # before agents end: their supervisors look whether they are wanted again
-            self._parking.end()
+        self._keeper.drain()
         self._act(self._fleet.drain(seconds, "the deployment is taken down", now))
         if first:
             self._spawn(self._end_fleet(now + seconds + DRAIN_SLACK))
@@ -413,17 +390,11 @@ class Broker:
         """Wait for the agents' good-byes, cancel what is left in Slurm, and end the head."""
         started = self._now()
         while self._now() < until:
-            # without Slurm nobody but us tells an agent that is just coming up
-            coming = self._cluster is None and self._fleet.unheard and self._now() < started + COMING_SECONDS
+            coming = self._fleet.unheard and self._now() < started + self._keeper.coming_seconds
             if not (self._fleet.alive or self._fleet.expected or coming):
                 break
             await asyncio.sleep(0.1)
-        if self._cluster is not None:
-            await asyncio.sleep(2.0)  # agents that said good-bye end their jobs by themselves
-            try:
-                await self._cluster.cancel_pools()
-            except ExahpcError as error:
-                _log.error("the pools' jobs could not be cancelled, `exahpc down` tries again: %s", error)
+        await self._keeper.finish()
         (self._folder.path / "head.json").unlink(missing_ok=True)
         self._stop(EXIT_OVER, "the deployment is drained")
 
