@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +52,17 @@ def compact(
     finally:
         owner.release()
     if not keep_parts:
-        shutil.rmtree(parts.path)
+        discard(parts)
     return summary
+
+
+def discard(parts: Parts) -> None:
+    """Remove a folder whose rows are all in the results file. It disappears whole; never raises."""
+    gone = parts.path.with_name(f".{parts.path.name}.{os.getpid()}.gone")
+    with contextlib.suppress(OSError):
+        os.rename(parts.path, gone)
+    for left in parts.path.parent.glob(f".{parts.path.name}.*.gone"):  # also of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _begun(folder: Path) -> tuple[Parts, BatchPlan]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exahpc.batch import commits
 from exahpc.batch.client import Owner
+from exahpc.batch.compact import discard
 from exahpc.batch.inputs.options import Inputs, find_inputs, refuse_output
 from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inputs
 from exahpc.batch.results import Results, Summary, write_results
@@ -42,7 +42,7 @@ def _quiet(done: int, total: int) -> None:
 @dataclass(frozen=True)
 class Prepared:
     """A validated batch that this process owns. resumed: an earlier run began it; summary: it is done already
-    (then there is nothing to own)."""
+    (then there is nothing to own); keep_parts: the folder stays when all is in the results file."""
 
     plan: BatchPlan
     parts: Parts
@@ -50,6 +50,7 @@ class Prepared:
     owner: Owner | None
     resumed: bool
     summary: Summary | None = None
+    keep_parts: bool = False
 
     def beat(self) -> None:
         """Say that this client lives. Raises BatchError when another one took over."""
@@ -63,7 +64,7 @@ class Prepared:
 
     def release(self) -> None:
         """Let another client go on. Call when this one ends, however it ends."""
-        if self.owner is not None:
+        if self.owner is not None and self.parts.path.exists():
             self.owner.release()
 
 
@@ -73,18 +74,21 @@ def prepare(
     *,
     served_name: str | None = None,
     skip_invalid: bool = False,
+    keep_parts: bool = False,
     progress: Progress = _quiet,
 ) -> Prepared:
     """Validate `inputs` for `output`, or find what an earlier run of the same command left.
 
     served_name: the model's name, when known; rows that name another model are bad. skip_invalid: bad rows become
-    error records. progress(bytes done, bytes in all). Raises BatchError with all bad lines, for another input
-    than the one that `output` was begun with, and while another client works on `output`.
+    error records. keep_parts: leave the `.parts` folder when the results are written. progress(bytes done, bytes
+    in all). Raises BatchError with all bad lines, for another input than the one that `output` was begun with, and
+    while another client works on `output`.
     """
     if isinstance(inputs, Path):
         inputs = find_inputs([inputs])
     with _told(output):
-        return _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
+        prepared = _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
+        return replace(prepared, keep_parts=keep_parts)
 
 
 @contextmanager
@@ -242,7 +246,6 @@ def finish(
     prepared: Prepared,
     roller: Roller | None = None,
     *,
-    keep_parts: bool = True,
     used: float | None = None,
     progress: Progress = _quiet,
 ) -> Summary:
@@ -259,6 +262,6 @@ def finish(
         hours = node_hours(prepared.parts) if used is None else used
         summary = write_results(prepared.output, prepared.parts, prepared.plan, beat, node_hours=hours)
         prepared.release()
-        if not keep_parts:
-            shutil.rmtree(prepared.parts.path)
+        if not prepared.keep_parts:
+            discard(prepared.parts)
     return summary

@@ -49,6 +49,7 @@ batch.add_command(check)
 @click.option("--deployment", "name", help="The deployment that runs it.")
 @click.option("-o", "--output", required=True, type=_OUTPUT, help="Results file (HDF5) to make.")
 @click.option("--skip-invalid", is_flag=True, help="Bad rows become error records instead of stopping the batch.")
+@click.option("--keep-parts", is_flag=True, help="Keep the .parts folder when all is in OUTPUT.")
 @takes_nodes
 @click.option("--json", "as_json", is_flag=True, help="The last line of standard output tells the end as JSON.")
 def run(
@@ -56,6 +57,7 @@ def run(
     name: str | None,
     output: Path,
     skip_invalid: bool,
+    keep_parts: bool,
     hire: Hire,
     keep: bool,
     as_json: bool,
@@ -77,6 +79,7 @@ def run(
                 output,
                 served_name=runner.deployment.served_name,
                 skip_invalid=skip_invalid,
+                keep_parts=keep_parts,
                 progress=progress,
             )
 

@@ -15,7 +15,6 @@ from exahpc.batch.commits import Commit, CommitWriter
 from exahpc.batch.export import export
 from exahpc.batch.failures import failures
 from exahpc.batch.journal import Record, Run, error_body
-from exahpc.batch.plan import Parts
 from exahpc.batch.resultsfile import Results
 from exahpc.batch.retrying import Retrying
 from exahpc.batch.run import Prepared, finish, prepare
@@ -109,7 +108,6 @@ def test_answers_take_the_place_of_errors_and_counts_node_hours_and_replicas_fol
 def test_rows_that_failed_again_can_be_run_once_more_without_the_input(tmp_path: Path) -> None:
     results = finished(tmp_path, 5, {"r1", "r2"})
     (tmp_path / "in.jsonl").unlink()
-    shutil.rmtree(Parts.of(results).path)
     again(results, {"r2"}).put_in()
     assert [one.custom_id for one in failures(results)] == ["r2"]
     assert again(results, set()).put_in().failed == 0
@@ -136,7 +134,6 @@ def test_what_belongs_to_other_results_is_not_put_in(tmp_path: Path) -> None:
     results = finished(tmp_path, 3, {"r1"})
     Retrying(results)
     results.unlink()
-    shutil.rmtree(Parts.of(results).path)
     finished(tmp_path, 3, {"r1"})
     with pytest.raises(BatchError, match=r"out\.h5\.retry belongs to other results"):
         Retrying(results)
