@@ -48,7 +48,7 @@ def span(seconds: float) -> str:
 
 
 def figures(status: BatchStatus, pace: Pace) -> str:
-    """Speed, time left and failures, as far as they are known."""
+    """Speed (tokens: generated ones), time left and failures, as far as they are known."""
     left = pace.left(status.total - status.ok - status.failed)
     parts = [f"{pace.rows:.1f} rows/s", f"{pace.tokens:.0f} tokens/s"] if pace.rows else []
     if left is not None and left >= 1:
@@ -58,10 +58,14 @@ def figures(status: BatchStatus, pace: Pace) -> str:
     return ", ".join(parts)
 
 
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
 def commonest(status: BatchStatus) -> str:
     """The commonest error on one line, "" without any."""
     for reason, rows in status.errors[:1]:
-        return f"commonest error, {rows} times: {' '.join(reason.split())}"
+        return f"commonest error ({_rows(rows)}): {' '.join(reason.split())}"
     return ""
 
 
@@ -128,7 +132,7 @@ class BatchView:
         if status is not None:
             self._status = status
             if status.state == "running":
-                self._pace.add(now, status.ok + status.failed, status.prompt_tokens + status.completion_tokens)
+                self._pace.add(now, status.ok + status.failed, status.completion_tokens)
         self._bar.below = text
         if (seen := self._status) is not None:
             shown = figures(seen, self._pace)
@@ -178,9 +182,9 @@ def show_failures(console: Console, found: Iterable[Failure], limit: int) -> Non
         reasons.add(one.message)
         if len(first) < limit:
             first.append(one)
-    console.print(f"{rows} rows failed")
+    console.print(f"{_rows(rows)} failed")
     for reason, times in reasons.most(10):
-        console.print(f"  {times} times: {' '.join(reason.split())}", markup=False, soft_wrap=True)
+        console.print(f"  {_rows(times)}: {' '.join(reason.split())}", markup=False, soft_wrap=True)
     for one in first:
         name = "" if one.custom_id is None else f" {one.custom_id!r}"
         place = f"{one.file}, line {one.line}" if one.file else f"line {one.line}"

@@ -100,7 +100,7 @@ def test_a_file_gets_plain_lines_with_everything_on_them() -> None:
     first, second_line = written.getvalue().splitlines()
     assert first == "waiting for the head"
     assert second_line == (
-        "51/100 rows (51.0 %), 2.0 rows/s, 4 tokens/s, 24 s left, 1 failed, commonest error, 1 times: too long"
+        "51/100 rows (51.0 %), 2.0 rows/s, 4 tokens/s, 24 s left, 1 failed, commonest error (1 row): too long"
     ), "no line is broken"
 
 
