@@ -7,6 +7,7 @@ notices that it was replaced before it writes again, and cannot overwrite anythi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -62,6 +63,7 @@ class Owner:
         except FileExistsError:
             raise BatchBusy(f"another `exahpc batch run` has just begun on {parts.path}") from None
         self._write(Claim(socket.gethostname(), os.getpid()))
+        self._released = False
 
     @property
     def _path(self) -> Path:
@@ -93,11 +95,18 @@ class Owner:
         return now
 
     def beat(self) -> None:
-        """Say that this client lives. Raises BatchBusy when it was replaced."""
+        """Say that this client lives. Raises BatchBusy when it was replaced; does nothing after `release`."""
+        if self._released:
+            return
         if _newest(self._folder) != self.number:
             raise BatchBusy(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
         os.utime(self._path)
 
     def release(self) -> None:
-        if _newest(self._folder) == self.number:
-            self._write(Claim(socket.gethostname(), os.getpid(), released=True))
+        """From now on the folder may be anybody's, or go."""
+        if self._released:
+            return
+        self._released = True
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+            if _newest(self._folder) == self.number:
+                self._write(Claim(socket.gethostname(), os.getpid(), released=True))

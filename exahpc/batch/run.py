@@ -64,7 +64,7 @@ class Prepared:
 
     def release(self) -> None:
         """Let another client go on. Call when this one ends, however it ends."""
-        if self.owner is not None and self.parts.path.exists():
+        if self.owner is not None:
             self.owner.release()
 
 

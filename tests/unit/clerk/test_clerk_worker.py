@@ -251,7 +251,7 @@ def test_a_batch_of_the_command_line_leaves_its_results_where_they_were_asked_fo
     state = place.tray.state(batch)
     assert (state.phase, state.ok, state.failed, state.output_file) == ("completed", ROWS - 1, 1, None)
     assert (tmp_path / "out.h5").exists()
-    assert (tmp_path / "out.h5.parts" / "deployment").read_text() == str(place.folder.path)
+    assert not (tmp_path / "out.h5.parts").exists()
     assert not (place.folder.path / "files").exists()
 
 
