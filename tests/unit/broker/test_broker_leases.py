@@ -17,7 +17,7 @@ from exahpc.batch.folds import BookState
 from exahpc.batch.intervals import Intervals, count, ranges_of
 from exahpc.batch.salvage import Found
 from exahpc.broker.lease_actions import Action, Grant, Log, Revoke, Salvage
-from exahpc.broker.leases import LARGEST_LEASE, Leases
+from exahpc.broker.leases import LARGEST_LEASE, STRAGGLER_SECONDS, Leases
 from exahpc.errors import StateError
 from exahpc.wire.messages import LeaseProgress
 
@@ -143,6 +143,19 @@ class LeasesMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.perform(self.leases.tick(self.now))
+
+    @rule(name=agents_drawn)
+    def the_end_is_slow(self, name: str) -> None:
+        """Others hold all that is left and bring nothing for long, while one asks in vain: it is to help."""
+        for _ in range(10):
+            for other in self.agents:
+                if other != name:
+                    self.want(other, 12)
+        self.now += STRAGGLER_SECONDS + 1.0
+        for _ in range(3):
+            self.want(name, 12)
+            self.time_passes(1.0)
+        self.want(name, 12)
 
     @rule()
     def flush(self) -> None:
