@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 _LOOK_ANYWAY = 30.0  # a folder's time may be that of its file system's cache
+_WISHES_EVERY = 2.0
 _GRACE = 20.0
 _CRASHED = "its worker crashed several times in a row: the clerk's log (`exahpc logs`) tells why"
 
@@ -39,7 +40,7 @@ class Clerk:
         self._queue = Queue(most)
         self._seen: set[str] = set()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._changed, self._look_at = -1, 0.0
+        self._changed, self._look_at, self._wishes_at = -1, 0.0, 0.0
 
     def turn(self, now: float) -> None:
         """Look once. now: seconds of a monotonic clock."""
@@ -51,6 +52,9 @@ class Clerk:
         if changed != self._changed or now >= self._look_at:
             self._changed, self._look_at = changed, now + _LOOK_ANYWAY
             self._find()
+        if now >= self._wishes_at:
+            self._wishes_at = now + _WISHES_EVERY
+            self._grant()
         for batch in self._queue.start(now):
             log.info("%s runs", batch)
             self._workers[batch] = self._start(batch)
@@ -71,6 +75,23 @@ class Clerk:
                 self._tray.clear(batch)  # the worker that ended it may have been killed before it did
             else:
                 self._queue.add(batch, submission.owner)
+
+    def _grant(self) -> None:
+        """End what waits and was not begun, where that is wished or its time is over: a worker may be far off."""
+        now = int(time.time())
+        for batch in self._queue.waiting:
+            submission, state = self._tray.submission(batch), self._tray.state(batch)
+            if submission is None or state.phase != "validating":
+                continue
+            if self._tray.cancelled_at(batch) is not None:
+                state = state.to("cancelled", now)
+            elif submission.expires is not None and now >= submission.expires:
+                state = state.to("expired", now)
+            else:
+                continue
+            self._tray.save(batch, state)
+            self._tray.clear(batch)
+            self._queue.remove(batch)
 
     def _ended(self, batch: str, worker: subprocess.Popen[bytes], code: int, now: float) -> None:
         del self._workers[batch]

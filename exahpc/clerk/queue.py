@@ -43,6 +43,15 @@ class Queue:
     def add(self, batch: str, owner: str) -> None:
         self._entries[batch] = _Entry(batch, owner)
 
+    @property
+    def waiting(self) -> list[str]:
+        """Those that have no worker."""
+        return [one.id for one in self._entries.values() if one.since is None]
+
+    def remove(self, batch: str) -> None:
+        """One that waits has ended without a worker."""
+        del self._entries[batch]
+
     def start(self, now: float) -> list[str]:
         """What begins to run now: of the owner with the fewest running, then the oldest (ids sort by age)."""
         running = Counter(one.owner for one in self._entries.values() if one.since is not None)

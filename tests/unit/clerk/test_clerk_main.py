@@ -81,6 +81,24 @@ def test_batches_are_found_whenever_they_come_and_their_workers_end_with_the_cle
     assert all(worker.poll() is not None for worker in workers)
 
 
+def test_who_waits_need_not_wait_to_be_cancelled_or_to_expire(tray: Tray) -> None:
+    stub = Stub(tray)
+    clerk = Clerk(tray, 1, stub.start)
+    passing, first = Time(clerk), put(tray)
+    passing.until("the first one runs", lambda: stub.started == [first])
+    cancelled, waiting, begun, late = put(tray), put(tray), put(tray), tray.new_id()
+    order = Order("file-1", "/v1/completions", "1h", 3600)
+    tray.submit(Submission(late, 1, "name me", ("/in",), "/out", order=order))
+    tray.save(begun, State("in_progress"))
+    tray.cancel(cancelled)
+    tray.cancel(begun)
+    clerk.turn(5000.0)
+    phases = [tray.state(batch).phase for batch in (first, cancelled, waiting, late, begun)]
+    assert phases == ["validating", "cancelled", "validating", "expired", "in_progress"]
+    assert stub.started == [first], "what was begun is its next worker's"
+    clerk.end()
+
+
 def test_a_worker_that_crashes_is_replaced_and_in_the_end_its_batch_fails_with_a_reason(tray: Tray) -> None:
     stub, batch = Stub(tray), put(tray)
     stub.codes[batch] = [AGAIN, *([9] * MOST_CRASHES)]
@@ -125,11 +143,7 @@ def test_however_the_clerk_ends_no_worker_stays(tmp_path: Path, number: signal.S
     tray = Tray(folder.path)
     os.mkfifo(tmp_path / "in.jsonl")  # validating it takes for ever
     batch = tray.new_id()
-    tray.submit(
-        Submission(
-            batch, 1, "me", (str(tmp_path / "in.jsonl"),), str(tmp_path / "out.h5"), order=Order("", "", "", 9)
-        )
-    )
+    tray.submit(Submission(batch, 1, "", (str(tmp_path / "in.jsonl"),), str(tmp_path / "out.h5")))
     argv = [sys.executable, "-m", "exahpc.clerk", "--folder", str(folder.path)]
     with open(tmp_path / "log", "wb") as log:
         clerk = subprocess.Popen(argv, stderr=log, start_new_session=True)
