@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 import uvloop
 
-from exahpc.agent.core import EXIT_REQUEUE, AgentCore
+from exahpc.agent.core import AgentCore
 from exahpc.agent.leases import LeaseWorker
+from exahpc.agent.leaving import EXIT_REQUEUE
 from exahpc.agent.main import Agent
 from exahpc.agent.relay import Relay
 from exahpc.agent.starter import Starter

@@ -9,7 +9,6 @@ epoch than the highest seen are ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import assert_never
 
 from exahpc.agent.events import (
@@ -21,7 +20,6 @@ from exahpc.agent.events import (
     Drain,
     Ended,
     Event,
-    Finish,
     Hello,
     Kill,
     Launch,
@@ -38,28 +36,16 @@ from exahpc.agent.events import (
     Tell,
     Tick,
 )
+from exahpc.agent.leaving import EXIT_REQUEUE, KILL_GRACE, STOP_GRACE, Leaving
 from exahpc.agent.slot import Slot
 from exahpc.deployment.spec import Recovery
 from exahpc.deployment.versions import named
 from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, SwitchVersion, Welcome
 
 LINK_GRACE = 3.0  # a lost socket is usually a dying step, whose end tells more: wait for it
-STOP_GRACE = 8.0  # from "please stop" to the kill: taking an interpreter with torch down takes seconds
-KILL_GRACE = 5.0  # from the kill to the end of waiting: a process stuck in the kernel must not hold the task
 OWN_SLEEP = 1.0  # an agent that heard nothing for longer must not blame its replicas for the silence
 HAND_BACK_SECONDS = 10.0
 UNKILLABLE_SECONDS = 30.0
-EXIT_REQUEUE = 75
-EXIT_AGAIN = 76  # any code but 0 and 75 makes the supervisor start the agent again
-
-
-@dataclass
-class _Ending:
-    deadline: float
-    reason: str
-    requeue: bool
-    again: bool
-    suspect: bool
 
 
 class AgentCore:
@@ -83,7 +69,7 @@ class AgentCore:
         self.epoch, self.version = epoch, version
         self._recovery = recovery
         self._hand_back_code = hand_back_code
-        self._ending: _Ending | None = None
+        self._ending: Leaving | None = None
         self._finished = False
 
     @property
@@ -318,19 +304,10 @@ class AgentCore:
     # --- the end of the agent -----------------------------------------------------------------------------
 
     def _drain(self, event: Drain, now: float) -> list[Action]:
-        deadline = now + max(0.0, event.seconds)
-        ending = self._ending
-        if ending is not None:
-            if event.again:
-                return []  # it ends in any case, and loads what it is to load at its next start, wherever that is
-            ending.deadline = min(ending.deadline, deadline)
-            # "end for good" wins over "run again", whichever came first; both win over "again here"
-            ending.requeue = event.requeue and (ending.requeue or ending.again)
-            ending.reason = event.reason if ending.again else ending.reason
-            ending.again = False
-            ending.suspect |= event.suspect
+        if self._ending is not None:
+            self._ending.merge(event, now)
             return []
-        self._ending = _Ending(deadline, event.reason, event.requeue, event.again, event.suspect)
+        self._ending = Leaving.of(event, now)
         actions: list[Action] = [CloseIntake(event.reason)]
         for slot in self.slots.values():
             match slot.phase:
@@ -349,12 +326,10 @@ class AgentCore:
         ending = self._ending
         if ending is None or self._finished:
             return []
-        last = ending.deadline + STOP_GRACE + KILL_GRACE
-        if any(slot.living for slot in self.slots.values()) and now < last:
+        if any(slot.living for slot in self.slots.values()) and now < ending.last:
             return []
         self._finished = True
-        code = EXIT_AGAIN if ending.again else self._hand_back_code if ending.requeue else 0
-        return [Finish(code, ending.reason, ending.requeue, ending.requeue and ending.suspect)]
+        return [ending.finish(self._hand_back_code)]
 
     def _order(self, event: Order, now: float) -> list[Action]:
         message = event.message

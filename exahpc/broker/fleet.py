@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from exahpc.broker.books import Books
+from exahpc.broker.drawing import Drawing
 from exahpc.broker.member import Member
 from exahpc.broker.roster import Roster
 from exahpc.broker.values import (
@@ -77,10 +78,7 @@ class Fleet(Books):
         self._deaf_until = now
         self._last_tick = now
         self._drain: tuple[float, str] | None = None
-        self._shares: list[Share] = []
-        self._asleep = False
-        self._published = FleetTable(epoch, 0, [])
-        self._dirty = True
+        self._drawing = Drawing(epoch, self._roster.routes)
         for view, route in carried:
             self._carry(view, route)
 
@@ -286,36 +284,26 @@ class Fleet(Books):
 
     def share(self, shares: Sequence[Share]) -> None:
         """How requests that name no version are divided: see FleetTable."""
-        self._dirty |= self._shares != list(shares)
-        self._shares = list(shares)
+        self._drawing.share(shares)
 
     def sleep(self, asleep: bool) -> None:
         """See FleetTable.asleep."""
-        self._dirty |= asleep != self._asleep
-        self._asleep = asleep
+        self._drawing.sleep(asleep)
 
     # --- the table ------------------------------------------------------------------------------------
 
     def table(self) -> FleetTable | None:
         """The table to push, with its version raised, or None when entries already have the same one."""
-        if not self._dirty:
-            return None
-        self._dirty = False
-        version = self._published.version
-        drawn = FleetTable(self.epoch, version, self._roster.routes(), self._shares, self._asleep)
-        if version and drawn == self._published:
-            return None
-        self._published = FleetTable(self.epoch, version + 1, drawn.agents, drawn.shares, drawn.asleep)
-        return self._published
+        return self._drawing.next()
 
     def current(self) -> FleetTable:
         """The table as it was last pushed: for an entry that says hello."""
-        return self._published
+        return self._drawing.published
 
     @property
     def dirty(self) -> bool:
         """A table may have to be pushed."""
-        return self._dirty
+        return self._drawing.stale
 
     # --- inner -----------------------------------------------------------------------------------------------
 
@@ -324,7 +312,7 @@ class Fleet(Books):
         agent.reason = why
         if agent.role == "next":
             return self._lapse(agent, why)
-        agent.route, self._dirty = None, True
+        agent.route, self._drawing.stale = None, True
         if agent.role == "leaving":
             if agent.peer is None:
                 self._roster.dismiss(agent)
@@ -365,5 +353,5 @@ class Fleet(Books):
         route = agent.earned_route()
         if route == agent.route:
             return []
-        agent.route, self._dirty = route, True
+        agent.route, self._drawing.stale = route, True
         return [Changed(agent.view(), route)]

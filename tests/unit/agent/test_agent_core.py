@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from exahpc.agent.core import HAND_BACK_SECONDS, KILL_GRACE, LINK_GRACE, STOP_GRACE, AgentCore
+from exahpc.agent.core import HAND_BACK_SECONDS, LINK_GRACE, AgentCore
 from exahpc.agent.events import (
     Action,
     Adopted,
@@ -34,6 +34,7 @@ from exahpc.agent.events import (
     Tell,
     Tick,
 )
+from exahpc.agent.leaving import KILL_GRACE, STOP_GRACE
 from exahpc.agent.slot import TRANSITIONS
 from exahpc.deployment.spec import Recovery
 from exahpc.errors import StateError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exahpc.agent.core import EXIT_AGAIN, STOP_GRACE, AgentCore
+from exahpc.agent.core import AgentCore
 from exahpc.agent.events import (
     Action,
     CanaryEnded,
@@ -21,6 +21,7 @@ from exahpc.agent.events import (
     Stop,
     Tick,
 )
+from exahpc.agent.leaving import EXIT_AGAIN, STOP_GRACE
 from exahpc.agent.starter import Starter
 from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Recovery
