@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-_STEP = 1 << 20
+_STEP = 1 << 17
 
 
 class Ids:

@@ -24,7 +24,7 @@ _BITS = 28
 _BYTES_A_TOKEN = 4
 _NO_LIMIT = 256
 """Tokens that a row without a limit is taken to make."""
-_STEP = 1 << 20
+_STEP = 1 << 17
 _MOST_DOUBLINGS = 63
 _LOW = (1 << 32) - 1
 
