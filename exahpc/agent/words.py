@@ -24,7 +24,7 @@ _LONGEST_WORD = 64
 _BLOCK = 256
 """Least characters of a block."""
 _MOST_BLOCKS = 2**13
-"""Remembered at once, some 10 MB."""
+"""Remembered at once, some 10 MB: of long texts, and whole short ones, as the system prompts of chats are."""
 _JOINT = re.compile("[a-z] [a-z]")
 """A block may end behind the first of these: the expressions of _SPLIT end a word there and look no further."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -84,19 +84,25 @@ class Words:
     def _plain(self, text: str) -> list[int]:
         """A text without added tokens."""
         if not self._in_blocks or len(text) < 2 * _BLOCK:
-            return self._block(text)
+            return [*self._known(text)]
         ids: list[int] = []
-        start, known = 0, self._blocks
+        start = 0
         while (joint := _JOINT.search(text, start + _BLOCK)) is not None:
-            block = text[start : joint.start() + 1]
-            found = known.get(block)
-            if found is None:
-                if len(known) >= _MOST_BLOCKS:
-                    known.clear()
-                found = known[block] = self._block(block)
-            ids += found
-            start = joint.start() + 1
-        return ids + self._block(text[start:])
+            end = joint.start() + 1
+            ids += self._known(text[start:end])
+            start = end
+        return ids + self._known(text[start:])
+
+    def _known(self, block: str) -> list[int]:
+        """Not to be changed. What is long and did not go in blocks is one of a kind."""
+        found = self._blocks.get(block)
+        if found is None:
+            found = self._block(block)
+            if len(block) <= 4 * _BLOCK:
+                if len(self._blocks) >= _MOST_BLOCKS:
+                    self._blocks.clear()
+                self._blocks[block] = found
+        return found
 
     def _block(self, text: str) -> list[int]:
         if text.isascii():

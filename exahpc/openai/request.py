@@ -5,6 +5,7 @@ What is supported, ignored and refused, and why, stands in docs/reference/api.md
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 import msgspec
@@ -161,7 +162,10 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         refuse("prompt", f"{printable(value)} is neither a string nor a list")
     if not value:
         refuse("prompt", "an empty list: give at least one prompt")
-    if set(map(type, value)) <= {int, bool}:  # `type` in place of a loop of our own: there may be thousands
+    if type(value[0]) is int:  # there may be thousands: no loop of our own
+        with contextlib.suppress(msgspec.ValidationError):
+            return (msgspec.convert(value, _Ids),)
+    if set(map(type, value)) <= {int, bool}:
         value = [value]
     return tuple(_prompt(item, f"prompt[{i}]" if len(value) > 1 else "prompt") for i, item in enumerate(value))
 

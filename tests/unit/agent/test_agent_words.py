@@ -117,7 +117,8 @@ def test_a_known_beginning_is_not_worked_out_again() -> None:
     known = dict(fast._blocks)
     assert 0 < len(known) <= _MOST_BLOCKS
     fast.encode(text + "and so on it goes", special=False)
-    assert fast._blocks == known
+    (new,) = fast._blocks.keys() - known.keys()
+    assert new.endswith("and so on it goes")
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
