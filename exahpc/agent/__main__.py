@@ -23,6 +23,7 @@ from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.slurm import choose, has_requeue_exit, here
+from exahpc.telemetry import logs
 from exahpc.wire.folder import Folder
 from exahpc.wire.link import require_descriptors
 
@@ -41,7 +42,7 @@ def main(folder: Path, pool: str, task: int) -> None:
 
     Ends with 0, with 75 to hand the task back to Slurm, or with 76 to be started again with another version.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    logs.begin("%(asctime)s %(levelname).1s %(name)s: %(message)s")
     try:
         code = run(Folder(folder), pool, task)
     except ExahpcError as error:

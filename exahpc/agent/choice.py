@@ -91,6 +91,7 @@ class Choice:
             stop_ids=list(stops),
             sampling=self._sampling(),
             batch=self.job.row,
+            request=self.job.name if self.job.told else "",
         )
 
     def _sampling(self) -> Sampling:

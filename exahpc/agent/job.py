@@ -19,12 +19,12 @@ class Job:
 
     came: when the agent got it; begun: the client has a byte of the stream; alone: nothing may run beside it;
     seed: the body's, else the one that was drawn at admission;
-    open: choices that have not ended; odd: one that has looks senseless.
+    open: choices that have not ended; odd: one that has looks senseless; told: what happens to it is logged.
     """
 
     __slots__ = (
         "alone", "attempt", "begun", "came", "choices", "created", "events", "kind", "name", "odd", "open", "peer",
-        "prepared", "prompt_tokens", "request", "seed", "slot",
+        "prepared", "prompt_tokens", "request", "seed", "slot", "told",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class Job:
         stream: bool,
         begun: bool,
         alone: bool = False,
+        told: bool = False,
     ) -> None:
         self.peer, self.name, self.attempt, self.slot = peer, name, attempt, slot
         self.kind, self.prepared, self.created = kind, prepared, created
@@ -51,7 +52,7 @@ class Job:
         if stream:
             usage = request.include_usage
             self.events = EventFormat(kind, name, created, request.model, include_usage=usage)
-        self.begun, self.alone, self.came = begun, alone, 0.0
+        self.begun, self.alone, self.told, self.came = begun, alone, told, 0.0
         self.choices: list[Choice] = []
         self.open = 0
         self.odd = False

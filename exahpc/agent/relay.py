@@ -26,7 +26,9 @@ from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
 from exahpc.openai.answers import Finish
 from exahpc.openai.body import Kind
+from exahpc.telemetry.logs import told
 from exahpc.telemetry.meters import AgentMeter
+from exahpc.telemetry.stories import Stories
 from exahpc.wire.messages import (
     Abort,
     Busy,
@@ -56,6 +58,7 @@ class Relay:
 
     def __init__(self, deployment: Deployment, tokenizer: Tokenizer, version: str = "") -> None:
         self.measured = AgentMeter()
+        self._stories = Stories()
         self._deployment, self._version = deployment, version
         self._tokenizer = tokenizer
         self._slots: dict[int, Capacity] = {}
@@ -110,6 +113,7 @@ class Relay:
             stream=message.stream,
             begun=not message.first,
             alone=message.alone,
+            told=message.told,
         )
         waiting = job.unfold(message.resume, self._tokenizer)
         if waiting and not message.alone and not capacity.fits(waiting[0].need):
@@ -340,6 +344,9 @@ class Relay:
 
     def _begin(self, job: Job, capacity: Capacity, waiting: list[Choice]) -> list[Action]:
         job.came = self._now
+        if job.told:
+            where = told(request=job.name, attempt=job.attempt, slot=job.slot)
+            log.info("%d prompt tokens, %d choices", job.prompt_tokens, len(job.choices), extra=where)
         self._jobs.add(job)
         if not waiting:
             return self._complete(job)
@@ -357,7 +364,11 @@ class Relay:
             self._sequence += 1
             capacity.start(choice, self._sequence)
             choice.timing = Timing(self._now)
-            self.measured.queue.seconds(self._now - choice.job.came)
+            waited = self._now - choice.job.came
+            self.measured.queue.seconds(waited)
+            if choice.job.told:
+                where = told(request=choice.job.name, slot=capacity.hello.slot, sequence=self._sequence)
+                log.info("choice %d begins after %.3f s in line", choice.index, waited, extra=where)
             admit = choice.admit(self._sequence, self._tokenizer.eos_ids)
             actions.append(ToReplica(capacity.hello.slot, admit))
         return actions
@@ -378,13 +389,19 @@ class Relay:
 
     def _complete(self, job: Job) -> list[Action]:
         self._forget(job)
-        self.measured.ended(self._now - job.came, job.prompt_tokens, job.completion_tokens)
+        seconds = self._now - job.came
+        self.measured.ended(seconds, job.prompt_tokens, job.completion_tokens)
+        if job.told:
+            log.info("done in %.3f s", seconds, extra=told(request=job.name, tokens=job.completion_tokens))
         return [outcomes.completed(job)]
 
     def _lose(self, job: Job, why: str, *, own_exit: bool) -> list[Action]:
         """This attempt ends, another one may succeed: first tell what there is, so that it need not be redone."""
-        told = frames(job.choices)
-        return [*self._drop(job), *told, outcomes.interrupted(job, why, own_exit=own_exit)]
+        if job.told or (not job.row and self._stories.problem(self._now)):
+            lost = told(request=job.name, attempt=job.attempt, slot=job.slot, why=why)
+            log.warning("it is lost here" + (" by the replica's own exit" if own_exit else ""), extra=lost)
+        last = frames(job.choices)
+        return [*self._drop(job), *last, outcomes.interrupted(job, why, own_exit=own_exit)]
 
     def _drop(self, job: Job) -> list[Action]:
         """Free everything that a job holds; what waited for it may start."""

@@ -19,6 +19,7 @@ from exahpc.deployment.parse import load
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import ExahpcError
 from exahpc.slurm.api import SlurmClient
+from exahpc.telemetry import logs
 from exahpc.wire.address import head_address
 from exahpc.wire.folder import Folder
 
@@ -63,9 +64,7 @@ def _requeue_head(folder: Folder, deployment: Deployment) -> None:
 @click.option("--folder", "path", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(path: Path) -> None:
     """Run the broker of the deployment in this folder."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.begin("%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         folder = Folder(path)
         deployment = load(folder.toml, str(path / "deployment.toml"))

@@ -46,6 +46,7 @@ from exahpc.broker.values import (
 )
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, ExahpcError
+from exahpc.telemetry.logs import told
 from exahpc.wire import link
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, HeadRecord
@@ -285,19 +286,20 @@ class Broker:
                     self._server.send(action.peer, action.message)
                 case Up():
                     view = action.view
-                    _log.info("agent %s of incarnation %d is up on %s", view.key, view.incarnation, view.node)
+                    text = "agent %s of incarnation %d is up on %s"
+                    _log.info(text, view.key, view.incarnation, view.node, extra=told(agent=view.key))
                     self._keeper.up(view)
                     self._act(self._policies.up(view, now))
                     revoked = self._batches.hello(view.key, list(action.leases), now)
                     self._send_all(action.peer, revoked)
                 case Down():
-                    _log.warning("agent %s is away: %s", action.key, action.why)
+                    _log.warning("agent %s is away: %s", action.key, action.why, extra=told(agent=action.key))
                     self._batches.agent_lost(action.key, now, orderly=self._fleet.leaving(action.key))
                     self._policies.down(action.key, now)
                 case Coming():
                     view = action.view
-                    told = "agent %s: its successor of incarnation %d is up on %s"
-                    _log.info(told, view.key, view.incarnation, view.node)
+                    text = "agent %s: its successor of incarnation %d is up on %s"
+                    _log.info(text, view.key, view.incarnation, view.node, extra=told(agent=view.key))
                     self._keeper.coming(view)
                 case Lapsed():
                     _log.warning("agent %s: its successor is gone: %s", action.view.key, action.why)

@@ -10,6 +10,7 @@ import click
 
 from exahpc.entry.main import run
 from exahpc.errors import ExahpcError
+from exahpc.telemetry import logs
 from exahpc.wire.folder import Folder
 
 
@@ -19,11 +20,7 @@ from exahpc.wire.folder import Folder
 @click.option("--beside", default="", metavar="POOL/TASK", help="The agent on whose node it runs; else the head.")
 def main(folder: Path, index: int, beside: str) -> None:
     """One HTTP gateway of the deployment in FOLDER."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s %(levelname)s {beside and f'{beside} '}entry-{index} %(name)s: %(message)s",
-    )
+    logs.begin(f"%(asctime)s %(levelname)s {beside and f'{beside} '}entry-{index} %(name)s: %(message)s")
     try:
         run(Folder(folder), index, beside)
     except ExahpcError as error:

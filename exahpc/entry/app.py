@@ -126,6 +126,7 @@ class Gateway:
             version=self._version(found.model),
             prefix=self._prefix(found),
             allowed=math.inf if request.deadline is None else _seconds(request.deadline),
+            trace=request.trace,
         )
         record.client = Exchange(connection, record.id, found.stream)
         self.dispatch.open(record)

@@ -7,6 +7,7 @@ longer than the agent itself would have taken to notice a stall. Which requests 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -15,12 +16,14 @@ from exahpc.entry.actions import Action, Comfort, Connect, Disconnect, Finish
 from exahpc.entry.admission import ALONE
 from exahpc.entry.fleet import Agent
 from exahpc.entry.ledger import Record
-from exahpc.entry.moves import Moves
+from exahpc.entry.moves import Moves, named
 from exahpc.entry.patience import Patience
 from exahpc.entry.timers import Deadlines, Rounds
 from exahpc.errors import RequestError
 from exahpc.telemetry.meters import CLIENT_LEFT, Send, Totals
 from exahpc.wire.messages import Busy, Done, Failed, FleetTable, Frame, Room, Submit
+
+log = logging.getLogger(__name__)
 
 COMFORT_SECONDS = 15.0
 """A stream that began and waits says something so often: proxies commonly cut one that is quiet for a minute."""
@@ -92,6 +95,10 @@ class Desk(Moves):
 
     def _begin(self, record: Record, now: float) -> None:
         self.ledger.open(record, now)
+        if record.told:
+            record.told = self.stories.wanted(now)
+            key, tokens = record.key, record.tokens
+            log.info("%s: at most %d tokens, for %s", record.kind, tokens, key, extra=named(record))
         self._rounds.add(record)
         if record.deadline != math.inf:
             self._deadlines.add(record)
@@ -100,6 +107,8 @@ class Desk(Moves):
         """The client left, or is cut off; its replica frees the sequences. No error when it has ended."""
         if record.phase == "ended":
             return []
+        if record.told:
+            log.info("cancelled after %.3f s: %s", now - record.born, how, extra=named(record))
         told = self.free(record)
         self.counts.cancelled += 1
         self.ledger.measured.refused(CLIENT_LEFT)
@@ -148,6 +157,9 @@ class Desk(Moves):
         self.counts.prompt_tokens += message.prompt_tokens
         self.counts.completion_tokens += message.completion_tokens
         self.ledger.measured.done(now - record.born)
+        if record.told:
+            tokens = message.completion_tokens
+            log.info("done in %.3f s: %d tokens", now - record.born, tokens, extra=named(record))
         self.end(record, "done")
         return [Finish(record, message.data), *self.pump(now)]
 

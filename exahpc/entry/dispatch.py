@@ -19,6 +19,7 @@ from exahpc.entry.desk import Desk
 from exahpc.entry.figures import FiguresDesk
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
+from exahpc.entry.moves import named
 from exahpc.entry.outbox import Outbox
 from exahpc.errors import RequestError
 from exahpc.wire import link
@@ -107,7 +108,7 @@ class Dispatch:
             case m.Done():
                 self.perform(desk.done(agent, message, now))
             case m.Failed():
-                if message.status >= 500 or message.retry:
+                if message.status >= 500 and not message.retry:  # one that is taken back has a line of its own
                     log.warning("request %s on %s: %s", message.request, agent.name, message.message)
                 self.perform(desk.failed(agent, message, now))
             case m.Busy():
@@ -210,8 +211,9 @@ class Dispatch:
                 case Finish(record=record, data=data):
                     record.client.finish(record.take() + data if record.out else data)
                 case Refuse(record=record, error=error):
-                    if error.status >= 500:
-                        log.warning("request %s failed: %s", record.id, error.message)
+                    if record.told or error.status >= 500:
+                        text = "request %s failed: %s"
+                        log.warning(text, record.id, error.message, extra=named(record, status=error.status))
                     if record.out:
                         record.client.write(record.take())
                     record.client.refuse(error)

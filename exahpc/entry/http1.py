@@ -10,6 +10,7 @@ import httptools
 
 from exahpc.errors import RequestError
 from exahpc.openai.errors import error_body
+from exahpc.telemetry.stories import trace_of
 
 JSON = b"content-type: application/json\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -19,8 +20,10 @@ WANTED = frozenset(
         b"content-length",
         b"content-type",
         b"expect",
+        b"traceparent",
         b"transfer-encoding",
         b"x-exahpc-deadline",
+        b"x-request-id",
     )
 )
 """Header fields that a request keeps."""
@@ -47,10 +50,10 @@ class Request:
     """What a client asks, and how far it is.
 
     path: without the query, percent signs decoded; key: name of the API key, once it is known; deadline: field
-    x-exahpc-deadline as sent; length: announced size of the body in bytes; expects: the
-    client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy: HTTP/1.0,
-    which knows no chunks: a stream ends with its connection; body: whole when `complete`, or empty where a `sink`
-    takes it; error: why its head or size refused it; answered: the last byte of its answer was written.
+    x-exahpc-deadline as sent; trace: what the client calls it; length: announced size of the body in bytes;
+    expects: the client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy:
+    HTTP/1.0, which knows no chunks: a stream ends with its connection; body: whole when `complete`, or empty where
+    a `sink` takes it; error: why its head or size refused it; answered: the last byte of its answer was written.
     """
 
     __slots__ = (
@@ -70,6 +73,7 @@ class Request:
         "path",
         "sink",
         "target",
+        "trace",
     )
 
     def __init__(self, method: bytes, target: bytes, head: dict[bytes, bytes]) -> None:
@@ -77,6 +81,7 @@ class Request:
         self.method, self.target, self.path = method, target, _path(target)
         self.authorization, self.key = head.get(b"authorization"), ""
         self.deadline = head.get(b"x-exahpc-deadline")
+        self.trace = trace_of(head.get(b"traceparent"), head.get(b"x-request-id"))
         self.content_type = head.get(b"content-type")
         self.length = int(head.get(b"content-length", 0))
         self.expects = b"expect" in head

@@ -20,6 +20,7 @@ from exahpc.entry.fleet import Agent, Replica
 from exahpc.errors import StateError
 from exahpc.openai.peek import Tier
 from exahpc.telemetry.meters import EntryMeter
+from exahpc.telemetry.stories import NO_TRACE, Trace
 from exahpc.wire.messages import Frame, Resume, Submit
 
 Phase = Literal["waiting", "running", "ended"]
@@ -95,6 +96,8 @@ class Record:
         "stream",
         "tier",
         "tokens",
+        "told",
+        "trace",
         "version",
         "why",
     )
@@ -116,6 +119,7 @@ class Record:
         allowed: float = math.inf,
         version: str | None = None,
         prefix: tuple[int, ...] = (),
+        trace: Trace = NO_TRACE,
         client: Any = None,
     ) -> None:
         """choices: answers asked for; prompt: estimated prompt tokens; new: most tokens generated, all choices;
@@ -139,6 +143,7 @@ class Record:
         self.started = False
         self.born = self.since = self.progress = 0.0
         self.allowed = self.deadline = allowed
+        self.trace, self.told = trace, trace.wanted
         self.out: list[bytes] = []
         self.why = ""
         self._story: list[tuple[Event, object]] = []
@@ -183,6 +188,7 @@ class Record:
             [] if fresh else [Resume(number, c.ids, c.sent, c.finished) for number, c in enumerate(self.choices)],
             not self.started,
             self.alone,
+            self.told,
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from exahpc.deployment.spec import Deployment
 from exahpc.entry.actions import Action, Refuse, Tell
@@ -15,7 +17,11 @@ from exahpc.entry.ledger import Ledger, Record
 from exahpc.entry.pace import Pace
 from exahpc.entry.routing import Router
 from exahpc.errors import RequestError
+from exahpc.telemetry.logs import told
+from exahpc.telemetry.stories import Stories
 from exahpc.wire.messages import Cancel
+
+log = logging.getLogger(__name__)
 
 _PROBATIONS = 1 / 4  # share of the replicas on which requests of this entry may run alone at once; one at least
 
@@ -35,6 +41,12 @@ class Counts:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
+def named(record: Record, *, attempt: int = 0, **fields: object) -> dict[str, Any]:
+    """For `extra=` of a log line about this request."""
+    trace, number = record.trace, attempt or record.attempt or None
+    return told(request=record.id, trace=trace.id, client=trace.request, attempt=number, **fields)
+
+
 class Moves:
     """Ledger, admission and routing, moved together. draw(n): random whole number < n."""
 
@@ -46,6 +58,7 @@ class Moves:
         self.admission = Admission(limits.max_waiting, limits.max_waiting_per_key, self.pace)
         self.interruptions = Interruptions(limits.attempts)
         self.counts = Counts()
+        self.stories = Stories()
         self._alone = 0  # requests that run alone
         self._most_alone = 1
 
@@ -68,6 +81,9 @@ class Moves:
         self._most_alone = max(1, int(_PROBATIONS * self.router.ready))
 
     def send(self, record: Record, replica: Replica, now: float) -> Tell:
+        if record.told:
+            waited, attempt = now - record.since, record.attempt + 1
+            log.info("it goes to %s after %.3f s in line", replica, waited, extra=named(record, attempt=attempt))
         self.router.take(replica, record.sequences, record.tokens)
         self._alone += record.alone
         return Tell(replica.agent, self.ledger.send(record, replica, now))
@@ -106,6 +122,8 @@ class Moves:
 
     def lost(self, record: Record, why: str, now: float, *, own_exit: bool = False) -> list[Action]:
         """The running attempt died. The caller pumps."""
+        if record.told or self.stories.problem(now):
+            log.warning("it is taken back from %s", record.replica, extra=named(record, why=why))
         self.release(record)
         self.ledger.stop(record, "lost", now, why)
         error = self.interruptions.died(record, why, own_exit=own_exit, now=now)

@@ -14,6 +14,7 @@ from exahpc.replica.mouth import Mouth
 from exahpc.replica.plan import Drawn, Plan
 from exahpc.replica.waiting import Naps
 from exahpc.replica.worker import Incoming, Worker
+from exahpc.telemetry.logs import told
 from exahpc.wire.messages import (
     Abort,
     Admit,
@@ -42,6 +43,7 @@ class Head:
         self._flight: deque[tuple[int, Incoming]] = deque()
         self._beaten = self._next_beat = 0.0
         self._stopping = False
+        self._told: dict[int, str] = {}  # sequences whose requests are logged
         self._start = time.monotonic()
         self._rested = self._waited = 0.0  # seconds without work; seconds with work, but only elsewhere
 
@@ -70,15 +72,19 @@ class Head:
         while (message := self._mouth.receive()) is not None:
             match message:
                 case Admit():
+                    if message.request:
+                        self._admitted(message)
                     refused = self._scheduler.admit(message)
                     if refused:
                         self._tell(refused)
                     self._beat_soon()
                 case Abort(sequence):
+                    self._ended(sequence, "aborted")
                     self._scheduler.abort(sequence)
                     self._beat_soon()
                 case Adopt(agent):
                     log.info("adopted by %s", agent)
+                    self._told.clear()
                     self._scheduler.drop_all()
                     self._tell(self._hello)
                     self._beat_soon()
@@ -116,7 +122,20 @@ class Head:
         if tokens.tokens or tokens.ended or tokens.prompt:
             self._tell(tokens)
         if tokens.ended:
+            for sequence, reason in tokens.ended if self._told else ():
+                self._ended(sequence, reason)
             self._beat_soon()
+
+    def _admitted(self, message: Admit) -> None:
+        """A sequence whose request is to be logged."""
+        self._told[message.sequence] = message.request
+        fields = told(request=message.request, sequence=message.sequence, tokens=len(message.ids))
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        log.info("admitted beside %d that run and %d that wait", running, waiting, extra=fields)
+
+    def _ended(self, sequence: int, reason: str) -> None:
+        if request := self._told.pop(sequence, ""):
+            log.info("ended: %s", reason, extra=told(request=request, sequence=sequence, step=self._worker.step))
 
     def _tell(self, message: Message) -> None:
         if not self._mouth.send(message):

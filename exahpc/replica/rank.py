@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from exahpc.errors import DeploymentError
 from exahpc.replica.devices import Device, choose
 from exahpc.replica.guard import fault
 from exahpc.replica.mouth import Mouth
+from exahpc.telemetry import logs
 from exahpc.wire.folder import Folder
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
 
     world = MPI.COMM_WORLD
     _check_world(world.size, pool, MPI.Get_library_version())
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s rank {world.rank} %(levelname)s %(name)s: %(message)s",
-    )
+    logs.begin(f"%(asctime)s rank {world.rank} %(levelname)s %(name)s: %(message)s")
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     _forget_shared_files(world)
     mouth = Mouth(path) if world.rank == 0 else None  # early: the agent connects while the model loads

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from exahpc.errors import ExahpcError
+from exahpc.telemetry import logs
 
 log = logging.getLogger(__name__)
 
 
 def run(work: Callable[[], int | None]) -> NoReturn:
     """Do the work and exit with what it returns. Every line of the log says that it is emulated."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
+    logs.begin("%(asctime)s EMULATED %(levelname).1s %(name)s: %(message)s")
     try:
         code = work()
     except ExahpcError as error:

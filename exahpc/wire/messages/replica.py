@@ -48,7 +48,7 @@ class Admit(Message, frozen=True):
     ids: prompt (and, for a re-send, the emitted tokens after it); new: most tokens still to generate;
     position: tokens generated before (the sampler's counter is (seed, stream, position), and the last `position`
     of `ids` are those tokens); stream: choice index; stop_ids: token ids that end the sequence (not emitted);
-    batch: lower priority than online requests.
+    batch: lower priority than online requests; request: whose it is, where that is to be logged, else "".
     """
 
     sequence: int
@@ -60,6 +60,7 @@ class Admit(Message, frozen=True):
     stop_ids: list[int]
     sampling: Sampling = Sampling()
     batch: bool = False
+    request: str = ""
 
 
 class Admits(Message, frozen=True):

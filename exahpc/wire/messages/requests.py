@@ -28,7 +28,8 @@ class Submit(Message, frozen=True):
     request: the id the client sees ("chatcmpl-..."); kind: which body this is; seed: the random seed, fixed by
     the entry at admission so that a re-send continues the same draw; created: Unix seconds shown to the
     client; resume: empty for a fresh request; first: no byte of a stream was sent yet (a re-sent chat stream
-    must not repeat the role chunk); alone: it may be what kills replicas: nothing else runs beside it.
+    must not repeat the role chunk); alone: it may be what kills replicas: nothing else runs beside it;
+    told: what happens to it is logged.
     """
 
     request: str
@@ -43,6 +44,7 @@ class Submit(Message, frozen=True):
     resume: list[Resume] = []
     first: bool = True
     alone: bool = False
+    told: bool = False
 
 
 class Submits(Message, frozen=True):

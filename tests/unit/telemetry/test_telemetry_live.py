@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from exahpc.lab.emulated.label import LABEL
+from exahpc.launch.story import story
+from exahpc.telemetry.logs import fields_of
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, write_atomic
 from exahpc.wire.link import ask
@@ -66,6 +68,12 @@ class Stand:
         url = f"http://127.0.0.1:{endpoint.port}{path}"
         return httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=30.0)
 
+    def post(self, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+        endpoint = self.folder.endpoint()
+        assert endpoint is not None
+        url = f"http://127.0.0.1:{endpoint.port}/v1/completions"
+        return httpx.post(url, json=body, headers={"authorization": "Bearer sk-mine", **headers}, timeout=60.0)
+
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
@@ -110,6 +118,19 @@ def test_a_scrapers_key_opens_metrics_and_nothing_else(stand: Stand) -> None:
     assert stand.get("/metrics", "sk-mine").status_code == 200
     assert stand.get("/metrics", "sk-other").status_code == 401
     assert stand.get("/metrics?detail=replica").status_code == 400
+
+
+def test_a_request_is_logged_when_its_client_asks_and_only_then(stand: Stand) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    for flag in ("00", "01"):
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-{flag}", "x-request-id": f"mine-{flag}"}
+        found = stand.post({"model": LABEL, "prompt": "hello", "max_tokens": 3}, headers)
+        assert found.status_code == 200, found.text
+        lines = [line for _, line in story([stand.log], found.headers["x-request-id"])]
+        told = [word for word in ("at most", "it goes to a/", "done in") if any(word in line for line in lines)]
+        assert len(told) == (3 if flag == "01" else 0), lines
+        assert all(fields_of(line)["client"] == "mine-01" for line in lines)
+    assert [line for _, line in story([stand.log], trace)] == lines
 
 
 def test_an_alert_stands_in_status_and_figures_and_is_remembered(stand: Stand) -> None:
