@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from exahpc.broker.limits import Allowance, Limits, Refusal, loads_at_once
 from exahpc.broker.memory import Kind, Memory
+from exahpc.broker.rebuilt import Task
 from exahpc.broker.switches import Dark
 from exahpc.broker.values import AgentView
 from exahpc.broker.verdict import PATIENCE, Facts, Patience, Verdict, is_blind, judge
-from exahpc.deployment.spec import Deployment, Pool
-from exahpc.slurm.api import ENDED, JobRecord
+from exahpc.deployment.spec import Deployment
+from exahpc.slurm.api import JobRecord
 
 
 @dataclass(frozen=True)
@@ -30,33 +31,6 @@ class Act:
     suspect: str
     exclude: tuple[str, ...]
     why: str
-
-
-@dataclass
-class _Task:
-    """node: where its agent was last; rebuilt: since when it is being rebuilt and not ready again, None when it is
-    not; kept_off: the node that its job was kept off when it was requeued; woken: it was parked, and is wanted
-    again; given_up: its budget is spent."""
-
-    job: str
-    pool: Pool
-    node: str = ""
-    rebuilt: float | None = None
-    kept_off: str = ""
-    woken: bool = False
-    given_up: bool = False
-    record: JobRecord | None = None
-    asked: float = float("-inf")
-    run: tuple[str, int, tuple[str, ...]] | None = None
-    running_since: float = 0.0
-    endings: int = 0
-    doing: Kind | None = None
-    acted: float = float("-inf")
-    settling: bool = False  # until Slurm's answers show our last deed ...
-    unseen: bool = False  # ... which they cannot, when it may have made a job whose id nobody knows
-    settled_run: tuple[str, int, tuple[str, ...]] | None = None
-    refused: int = 0  # requeues that Slurm refused in a row
-    story: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,11 +61,11 @@ class Recovery:
         self._no_requeue = set(memory.no_requeue)
         self._cancelled, self._replaced = set(memory.cancelled), set(memory.replaced)
         self._suspects = {node: record.at for node, record in memory.excluded.items()}
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, Task] = {}
         for pool in deployment.pool:
             for number in range(pool.tasks):
                 key = f"{pool.name}/{number}"
-                self._tasks[key] = task = _Task(memory.placed.get(key, ""), pool)
+                self._tasks[key] = task = Task(memory.placed.get(key, ""), pool)
                 if (agent := memory.agents.get(key)) is not None:
                     task.node, excluded = agent.node, memory.excluded.get(agent.node)
                     task.kept_off = agent.node if excluded is not None and excluded.at >= agent.at else ""
@@ -132,10 +106,7 @@ class Recovery:
         """
         if job in self._replaced:
             return
-        task = self._tasks[key]
-        task.job, task.node = job or task.job, node or task.node
-        task.woken, task.given_up, task.kept_off = False, False, ""
-        task.settling, task.unseen, task.refused, task.story = False, False, 0, ""
+        self._tasks[key].up(job, node)
 
     def loaded(self, key: str) -> None:
         """All replicas of its agent are ready."""
@@ -145,7 +116,7 @@ class Recovery:
         """The task lives in this job, which is on its way: its successor's."""
         task = self._tasks[key]
         self._replaced.add(task.job)
-        self._moved(task, job, now)
+        task.move(job, now)
 
     def wake(self, key: str) -> None:
         """The task was parked and is wanted again."""
@@ -154,17 +125,8 @@ class Recovery:
     def answered(self, records: Mapping[str, JobRecord], asked: float) -> None:
         """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
         for task in self._tasks.values():
-            if not task.job or asked <= task.acted:
-                continue
-            record = records.get(task.job) or JobRecord(task.job, "lost", "unknown to Slurm")
-            same = task.record is not None and (task.record.id, task.record.raw) == (record.id, record.raw)
-            task.endings = (task.endings if same else 0) + 1 if record.state in ENDED else 0
-            run = (record.id, record.restarts, record.nodes) if record.state == "running" else None
-            if run is not None and run != task.run:
-                task.running_since = asked
-            task.record, task.asked, task.run = record, asked, run
-            if not task.unseen and (run is None or run != task.settled_run):
-                task.settling = False
+            if task.job:
+                task.answered(records.get(task.job) or JobRecord(task.job, "lost", "unknown to Slurm"), asked)
 
     def done(self, key: str, kind: Kind, job: str, error: str, now: float, *, disabled: bool = False) -> bool:
         """A deed has ended; error: "" or why it failed; job: the new job of a resubmission; disabled: Slurm does
@@ -193,13 +155,9 @@ class Recovery:
             task.rebuilt = now
         if kind == "resubmit":
             self._replaced.add(task.job)
-            self._moved(task, job, now)
+            task.move(job, now)
             task.settling = True
         return False
-
-    def _moved(self, task: _Task, job: str, now: float) -> None:
-        task.job, task.record, task.run, task.settled_run = job, None, None, None
-        task.acted, task.endings, task.settling, task.unseen, task.woken = now, 0, False, False, False
 
     def decide(self, absent: Iterable[AgentView], now: float, heirs: Container[str] = ()) -> list[Act]:
         """What to ask of Slurm now. Each Act must be answered by `done`. heirs: tasks whose successor is under
@@ -244,8 +202,7 @@ class Recovery:
         acts: list[Act] = []
         for view in parked:
             task = self._tasks[view.key]
-            waits = task.record is not None and task.record.state in ("pending", "requeued")
-            if waits and task.doing is None and not task.settling:
+            if task.waits and task.doing is None and not task.settling:
                 task.doing = "cancel"
                 self._cancelled.add(task.job)
                 acts.append(Act(view.key, "cancel", task.job, "", (), "it is not needed now"))
@@ -317,17 +274,16 @@ class Recovery:
                 continue
             if now - task.rebuilt > self._ready_seconds:
                 task.rebuilt = None
-            elif task.record is None or task.record.state not in ("pending", "requeued"):
+            elif not task.waits:
                 count[task.pool.name] += 1
         return count
 
-    def _judge(self, view: AgentView, task: _Task, scene: _Scene, now: float) -> Verdict:
-        over = task.record is None or task.record.state in ENDED
-        if task.woken and over and view.phase in ("unheard", "gone"):
+    def _judge(self, view: AgentView, task: Task, scene: _Scene, now: float) -> Verdict:
+        if task.woken and task.over and view.phase in ("unheard", "gone"):
             return Verdict("resubmit", "it is wanted again")
         return judge(self._facts(view, task, scene), self._patience, now)
 
-    def _refusal(self, view: AgentView, task: _Task, loading: Counter[str], now: float) -> Refusal | None:
+    def _refusal(self, view: AgentView, task: Task, loading: Counter[str], now: float) -> Refusal | None:
         refusal = self._allowance.turn(now) if task.woken else self._allowance.refusal(view.key, now)
         spent = refusal is not None and refusal.spent
         if spent and not task.given_up and refusal is not None:
@@ -338,13 +294,12 @@ class Recovery:
             return Refusal(f"waits until fewer than {most} rebuilt tasks load")
         return refusal
 
-    def _facts(self, view: AgentView, task: _Task, scene: _Scene) -> Facts:
-        fresh = task.record is not None and task.asked > view.since and task.asked > task.acted
+    def _facts(self, view: AgentView, task: Task, scene: _Scene) -> Facts:
         requeue = self._pools[view.pool].requeue and view.pool not in self._no_requeue and task.refused < 2
         return Facts(
             view=view,
             job=task.job,
-            record=task.record if fresh else None,
+            record=task.word(view.since),
             running_since=task.running_since,
             endings=task.endings,
             ours=task.job in self._cancelled,
