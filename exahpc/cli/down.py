@@ -8,7 +8,7 @@ import time
 import click
 
 from exahpc.cli.common import deployment_argument, notes, opened, slurm_client
-from exahpc.launch import stop
+from exahpc.launch import stop, submitted
 
 
 @click.command()
@@ -20,11 +20,15 @@ from exahpc.launch import stop
     show_default=True,
     help="Longest time for running requests to finish; after it they are cut off with an error.",
 )
-@click.option("--purge", is_flag=True, help="Also remove the deployment's folder: secrets, logs, journals.")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also remove the deployment's folder: secrets, logs, journals, clients' files and batches.",
+)
 def down(name: str, seconds: float, purge: bool) -> None:
     """Drain NAME and end it: no process and no job is left.
 
-    Its folder stays (keys, logs) until --purge.
+    Its folder stays (keys, logs, files, batches) until --purge.
     """
     folder, deployment = opened(name)
     client = slurm_client(deployment)
@@ -44,4 +48,6 @@ def down(name: str, seconds: float, purge: bool) -> None:
         )
     if purge:
         shutil.rmtree(folder.path)
+    elif going := sum(not found.state.ended for found in submitted.of_deployment(folder)):
+        notes.print(f"{going} submitted batches have not ended: they go on with the next `exahpc up` of this name")
     notes.print(f"{folder.path.name} is down" + (" and removed" if purge else ""))
