@@ -22,6 +22,7 @@ from exahpc.batch import opened
 from exahpc.batch.client import Owner
 from exahpc.batch.commits import AnyEvent, CommitWriter
 from exahpc.batch.export import export
+from exahpc.batch.inputs.options import find_inputs
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Prepared, Summary, drive, prepare
 from exahpc.broker.batches import Batches
@@ -168,6 +169,34 @@ def test_a_batch_runs_on_two_agents_and_comes_out_in_input_order(world: World, t
     assert len(world.seen) == 200
     assert (tmp_path / "out.h5").stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "out.h5.parts").exists(), "what is not needed any more goes"
+
+
+def test_rows_that_are_run_in_another_order_come_out_in_input_order_with_the_same_seeds(
+    world: World, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "1.jsonl", 40)
+    (tmp_path / "2.txt").write_text("\n".join(f"p{i}{'!' * 4000 if i % 3 == 0 else ''}" for i in range(20)))
+    with open(tmp_path / "1.jsonl", "a") as file:
+        file.write("junk\n")
+    inputs = find_inputs([tmp_path / "[12].*"])
+    prepared = prepare(inputs, tmp_path / "out.h5", served_name="m", skip_invalid=True)
+    order = prepared.parts.rows_of(range(61)).tolist()
+    assert order[:8] == [40, *range(41, 61, 3)], "the bad one, then the long ones"
+    world.start_agent("a/0")
+    world.drive(prepared)
+    lines = exported(tmp_path / "out.h5")
+    assert [line["custom_id"] for line in lines] == [
+        *(f"r{i}" for i in range(40)),
+        None,
+        *(f"row-{row}" for row in range(41, 61)),
+    ]
+    for row, line in enumerate(lines):
+        if row in (13, 40):
+            assert line["error"]["status_code"] == 400
+            continue
+        body = line["response"]["body"]
+        assert body["text"].rstrip("!") == (f"a\x00q{row}" if row < 40 else f"a\x00p{row - 41}")
+        assert body["seed"] == prepared.plan.seed(row)
 
 
 def test_results_are_readable_with_plain_h5py(world: World, tmp_path: Path) -> None:
@@ -389,8 +418,10 @@ def test_two_clients_never_work_on_one_output(tmp_path: Path) -> None:
         prepare(source, tmp_path / "out.h5")
     first.release()
     second = prepare(source, tmp_path / "out.h5")
-    with pytest.raises(BatchError, match="has taken over"):
-        first.beat()
+    first.beat()  # it has let go
+    with pytest.raises(BatchError, match="another `exahpc batch run` works on"):
+        prepare(source, tmp_path / "out.h5")
+    second.beat()
     second.release()
 
 
