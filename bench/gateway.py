@@ -2,9 +2,10 @@
 
 All stand in front of emulated engines on the same cores; ours go over the real links to replicas' local sockets,
 the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive connections; the same with prompts of
-10,000 characters, as text (which ours tokenizes, and the others leave to their engines) and as token ids (which
-nobody has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams
-and requests at half of our load lose in time. Sides alternate, and so does which is first.
+10,000 characters, as text (which ours tokenizes, and the others leave to their engines: the same one all the time,
+as the turns of a conversation repeat what was said, and hundreds of different ones) and as token ids (which nobody
+has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams and requests
+at half of our load lose in time. Sides alternate, and so does which is first.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ EVERY_20_MS = {"base_seconds": 0.02, "each_seconds": 0.0, "prompt_seconds": 0.0,
 LOADS = {
     "plain": ("--connections", "32"),
     "long prompts": ("--connections", "32", "--prompt", "10000"),
+    "different long prompts": ("--connections", "32", "--prompt", "10000", "--different"),
     "long prompts as tokens": ("--connections", "32", "--prompt", "10000", "--ids"),
     "streams": ("--connections", "400", "--tokens", "100"),
 }
 NUMBERS = {
     "plain": "requests_per_cpu_second",
     "long prompts": "requests_per_cpu_second",
+    "different long prompts": "requests_per_cpu_second",
     "long prompts as tokens": "requests_per_cpu_second",
     "streams": "tokens_per_cpu_second",
 }
@@ -252,6 +255,8 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
             "of tokens, requests sent again when an agent dies; one node of 12 replicas x 64 sequences",
             "the others: plain HTTP to two engines, no keys, no tokenizing, round robin, retries and circuit "
             "breaker off (a little faster so); HAProxy with one thread",
+            "prompts are the same ones again and again, of which our tokenizer remembers the parts, but for the "
+            "different long ones",
             "the ratio of plain and long prompts is against vllm-router, of streams against the best rival",
             "direct: the load generator speaks to an engine, without a gateway",
         ),

@@ -12,25 +12,31 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import resource
 import sys
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
 
+_DOCS = Path(__file__).resolve().parent.parent / "docs" / "explanation"
 _PORTS = 4000  # connections from one address of this machine
+_DIFFERENT = 400  # prompts: more of them than the gateway remembers
+WORDS = re.findall("[A-Za-z]+", " ".join(path.read_text() for path in sorted(_DOCS.glob("*.md"))))
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
     """One keep-alive connection that counts complete answers and streamed chunks."""
 
-    answers = errors = open = 0  # of all connections
+    answers = errors = open = sent = 0  # of all connections
     tokens = 0.0
     token_bytes = 1  # of text: an event may carry several tokens
-    request = b""
+    requests: Sequence[bytes] = (b"",)  # in turn
     stream = once = counting = False
     idle: deque[Connection] | None = None
     """With a rate: connections that wait for a request."""
@@ -44,7 +50,8 @@ class Connection(asyncio.Protocol):
 
     def ask(self) -> None:
         self._asked, self._read = time.perf_counter(), 0.0
-        self._transport.write(self.request)
+        self._transport.write(self.requests[Connection.sent % len(self.requests)])
+        Connection.sent += 1
 
     def data_received(self, data: bytes) -> None:
         if self.stream:
@@ -172,6 +179,21 @@ async def run(asked: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def different(size: int, draw: random.Random) -> str:
+    """So many characters of English words, in an order that does not come again."""
+    words = " ".join(draw.choices(WORDS, k=size // 3))
+    return words[:size]
+
+
+def request(body: dict[str, object], key: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
@@ -185,23 +207,22 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--token-bytes", type=int, default=1, help="text of one token in the answers")
     parser.add_argument("--once", action="store_true", help="one request a connection")
     parser.add_argument("--prompt", type=int, default=26, help="characters of the prompt")
+    parser.add_argument("--different", action="store_true", help="hundreds of prompts of many words, in turn")
     parser.add_argument("--ids", action="store_true", help="the prompt as token ids, one for 4 characters")
     asked = parser.parse_args(argv)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     key = sys.stdin.readline().strip()  # not in argv
-    prompt: object = ("Once upon a time there was " * (1 + asked.prompt // 26))[: asked.prompt]
+    texts: list[object] = [("Once upon a time there was " * (1 + asked.prompt // 26))[: asked.prompt]]
     if asked.ids:
-        prompt = [1000 + number % 9000 for number in range(asked.prompt // 4)]
-    body: dict[str, object] = {"model": "emulated", "prompt": prompt, "max_tokens": 16}
+        texts = [[1000 + number % 9000 for number in range(asked.prompt // 4)]]
+    elif asked.different:
+        texts = [different(asked.prompt, random.Random(number)) for number in range(_DIFFERENT)]
+    body: dict[str, object] = {"model": "emulated", "max_tokens": 16}
     if asked.tokens:
         body |= {"max_tokens": asked.tokens, "stream": True}
-    data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    Connection.request, Connection.stream, Connection.once = head.encode() + data, bool(asked.tokens), asked.once
+    Connection.requests = [request({**body, "prompt": text}, key) for text in texts]
+    Connection.stream, Connection.once = bool(asked.tokens), asked.once
     Connection.token_bytes = asked.token_bytes
     print(json.dumps(uvloop.run(run(asked))), flush=True)
 
