@@ -47,7 +47,7 @@ def deployed(nodes: DevCluster, home: Path, name: str, toml: str) -> Iterator[Li
     What a test leaves is taken down, at once when it failed; after one that passed nothing may be left.
     """
     live = Live(home, name, {"SLURM_CONF": nodes.conf})
-    model = f'name = "{name}"\n[model]\npath = "{home / "models" / "tiny"}"\ndtype = "float32"\ncontext = 1024\n'
+    model = f'name = "{name}"\n[model]\npath = "{home / "models" / "tiny"}"\ndtype = "float32"\ncontext = 2048\n'
     try:
         live.up(toml if "[model]" in toml else model + toml)
         yield live

@@ -5,26 +5,19 @@ This machine reaches the nodes through the cluster's bridge, as a login node doe
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from exahpc.slurm.jobbook import JobBook
-from tests.cluster.conftest import DevCluster, why_not
-from tests.live import Live, processes_of, until
-from tests.tiny import make_model
+from tests.cluster.conftest import DevCluster
+from tests.cluster.deployed import deployed, devcluster, home
+from tests.live import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 TOML = """
-name = "placed"
-[model]
-path = "{model}"
-dtype = "float32"
-context = 512
 [slurm]
 partition = "main"
 time = "1:00:00"
@@ -40,30 +33,21 @@ entries = 1
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[DevCluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    cluster = DevCluster("pl", 2)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    with devcluster("pl", 2) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="exahpc-placed-", dir="/var/tmp"))
-    make_model(made / "models" / "tiny", layers=2)
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+def place() -> Iterator[Path]:
+    with home() as made:
+        yield made
 
 
 @pytest.mark.parametrize(("placement", "more"), [("first-task", ""), ("local", 'interface = "pl-br"')])
 def test_a_head_without_a_job_of_its_own_serves_comes_back_and_leaves_nothing(
-    nodes: DevCluster, home: Path, placement: str, more: str
+    nodes: DevCluster, place: Path, placement: str, more: str
 ) -> None:
-    live = Live(home, "placed", {"SLURM_CONF": nodes.conf})
-    try:
-        live.up(TOML.format(model=home / "models" / "tiny", placement=placement, more=more))
+    with deployed(nodes, place, "placed", TOML.format(placement=placement, more=more)) as live:
         assert JobBook.load(live.folder.path).head is None
         (job,) = nodes.run("squeue", "-h", "-r", "-o", "%F").split()
         assert [job] == JobBook.load(live.folder.path).pools["a"]
@@ -79,10 +63,3 @@ def test_a_head_without_a_job_of_its_own_serves_comes_back_and_leaves_nothing(
         until("a broker of a higher epoch answers", lambda: (s := live.status()) and s.epoch > record.epoch, 30)
         until("the replica is ready again", lambda: live.ready() == 1, 60)
         assert live.stream("hello", 20) == text
-
-        live.run("down", "placed")
-        assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job"
-        until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
-    finally:
-        live.run("down", "placed", "--seconds", "0", check=False)
-        nodes.clear()

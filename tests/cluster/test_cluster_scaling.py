@@ -3,27 +3,19 @@ task runs, its node has an entry of its own."""
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cluster.conftest import DevCluster, why_not
+from tests.cluster.conftest import DevCluster
+from tests.cluster.deployed import deployed, devcluster, home
 from tests.live import Live, Load, until
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 TOML = """
-name = "tide"
-[model]
-path = "{model}"
-dtype = "float32"
-context = 512
 [slurm]
 partition = "main"
 time = "1:00:00"
@@ -48,27 +40,14 @@ interface = "sc-br"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[DevCluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    cluster = DevCluster("sc", 2)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    with devcluster("sc", 2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def tide(nodes: DevCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setenv("SLURM_CONF", nodes.conf)
-    home = Path(tempfile.mkdtemp(prefix="exahpc-tide-", dir="/var/tmp"))
-    model = make_model(home / "models" / "tiny", layers=2)
-    live = Live(home, "tide", {"SLURM_CONF": nodes.conf})
-    try:
-        live.up(TOML.format(model=model))
+def tide(nodes: DevCluster) -> Iterator[Live]:
+    with home() as made, deployed(nodes, made, "tide", TOML) as live:
         yield live
-    finally:
-        live.run("down", "tide", check=False)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def entries(live: Live) -> dict[str, str]:

@@ -5,29 +5,21 @@ Pool `a`: an array of two one-node tasks. Pool `b`: one task of two nodes that h
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from exahpc.slurm.jobbook import JobBook
-from tests.cluster.conftest import DevCluster, why_not
+from tests.cluster.conftest import DevCluster
+from tests.cluster.deployed import deployed, devcluster, home
 from tests.cluster.faults import Batch, void
-from tests.live import Live, Load, processes_of, until
-from tests.tiny import make_model
+from tests.live import Live, Load, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 TOML = """
-name = "spine"
-[model]
-path = "{model}"
-dtype = "float32"
-context = 2048
 [slurm]
 partition = "main"
 time = "1:00:00"
@@ -56,30 +48,16 @@ beat_seconds = 1.0
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[DevCluster]:
     """sp1 for the head, four for the replicas, one to spare."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    cluster = DevCluster("sp", 6)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    with devcluster("sp", 6) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def spine(nodes: DevCluster) -> Iterator[Live]:
-    home = Path(tempfile.mkdtemp(prefix="exahpc-spine-", dir="/var/tmp"))
-    model = make_model(home / "models" / "tiny")
-    live = Live(home, "spine", {"SLURM_CONF": nodes.conf})
-    try:
-        live.up(TOML.format(model=model))
+    with home(layers=4) as made, deployed(nodes, made, "spine", TOML) as live:
         yield live
-        live.run("down", "spine")
-        assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job"
-        until("down leaves no process", lambda: not processes_of(live.folder.path), 20)
-        for node in nodes.nodes:
-            assert not nodes.exec(node, "ls", "/dev/shm").strip(), f"down leaves /dev/shm of {node} empty"
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    for node in nodes.nodes:
+        assert not nodes.exec(node, "ls", "/dev/shm").strip(), f"down leaves /dev/shm of {node} empty"
 
 
 def under_load(live: Live, fault: Callable[[], None], seconds: float = 6) -> None:

@@ -5,18 +5,17 @@ Three nodes; tasks ask for few CPUs, so a task and its successor may share a nod
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from exahpc.slurm.jobbook import JobBook
-from tests.cluster.conftest import DevCluster, why_not
+from tests.cluster import deployed
+from tests.cluster.conftest import DevCluster
+from tests.cluster.deployed import devcluster
 from tests.live import EXAHPC, Live, Load, processes_of, until
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -49,22 +48,15 @@ commands = "{commands}"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[DevCluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
     low = "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=5 GraceTime=15"
-    cluster = DevCluster("wt", 3, DEVCLUSTER_EXTRA=low)
-    cluster.up()
-    yield cluster
-    cluster.down()
+    with devcluster("wt", 3, DEVCLUSTER_EXTRA=low) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="exahpc-walltime-", dir="/var/tmp"))
-    make_model(made / "models" / "tiny", layers=2)
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with deployed.home() as made:
+        yield made
 
 
 def jobs(live: Live) -> dict[int, str]:
