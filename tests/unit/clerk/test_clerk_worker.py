@@ -124,7 +124,6 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.case("B09")
 def test_wherever_a_worker_dies_the_next_one_comes_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
