@@ -21,8 +21,9 @@ from exahpc.batch.inputs.detect import Found, detect
 from exahpc.batch.inputs.duplicates import Ids
 from exahpc.batch.inputs.forms import RowForm, not_utf8
 from exahpc.batch.inputs.options import Inputs, find_inputs
-from exahpc.batch.inputs.order import TRAITS, costs, prefixes, run_order
+from exahpc.batch.inputs.order import TRAITS, Traits, costs, prefixes, run_order
 from exahpc.batch.inputs.reader import RowReader, row_form
+from exahpc.batch.journal import sync_directory
 from exahpc.batch.lines import LONGEST_LINE, Flaw
 from exahpc.batch.npy import NpyWriter
 from exahpc.batch.plan import BAD, INDEX, BatchPlan, InputFile, Parts, one_digest
@@ -167,6 +168,7 @@ class _Pass:
             raise BatchError(self._rejects.story(plan.input, plan.rows))
         self._write_order(plan.rows)
         self._traits.path.unlink()
+        sync_directory(self._parts.copies)
         return msgspec.structs.replace(plan, bad=bad, source_end=end)
 
     def _reject_repeated(self, plan: BatchPlan) -> None:
@@ -194,7 +196,11 @@ class _Pass:
         index.flush()
 
     def _write_order(self, rows: int) -> None:
-        order = run_order(rows, self._traits.read)
+        def read(first: int, last: int) -> Traits:
+            self._beat()
+            return self._traits.read(first, last)
+
+        order = run_order(rows, read)
         bad = np.array(self._rejects.rows, np.uint32)
         if order is None and not len(bad):
             return

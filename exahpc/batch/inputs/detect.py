@@ -96,5 +96,9 @@ def reading(path: Path, packed: Packed | None) -> Iterator[BinaryIO]:
         else:
             with open(path, "rb") as plain:
                 yield plain
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (EOFError, zlib.error) as error:
         raise BatchError(f"input {path} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise BatchError(f"input {path} is damaged: {error}") from error  # as gzip and pyarrow say it

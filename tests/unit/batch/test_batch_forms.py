@@ -96,6 +96,10 @@ def as_hdf5(path: Path) -> None:
         file["g/prompts"] = [p.replace("\x00", "0") for p in PROMPTS]
 
 
+def zstd(data: bytes) -> bytes:
+    return bytes(pyarrow.Codec("zstd").compress(data, asbytes=True))
+
+
 def packed(write: Callable[[Path], None], how: str) -> Callable[[Path], None]:
     def write_packed(path: Path) -> None:
         plain = path.with_suffix("")
@@ -105,8 +109,7 @@ def packed(write: Callable[[Path], None], how: str) -> Callable[[Path], None]:
         if how == "gzip":
             path.write_bytes(gzip.compress(data[:half]) + gzip.compress(data[half:]))
         else:
-            with pyarrow.output_stream(str(path), compression="zstd") as stream:
-                stream.write(data)
+            path.write_bytes(zstd(data[:half]) + zstd(data[half:]))
 
     return write_packed
 
@@ -203,6 +206,12 @@ def test_the_named_column_field_or_dataset_is_taken(tmp_path: Path) -> None:
         ("a.h5", lambda p: p.write_bytes(b"nothing"), "cannot be read as HDF5"),
         ("a.h5", lambda p: h5py.File(p, "w").close(), "no dataset of prompts"),
         ("a.txt.gz", lambda p: p.write_bytes(gzip.compress(b"x" * 99)[:-9]), "is damaged"),
+        ("a.txt.gz", lambda p: p.write_bytes(gzip.compress(b"x") + b"junk"), "is damaged"),
+        (
+            "a.txt.zst",
+            lambda p: p.write_bytes(zstd(b"x" * 99)[:-9]),
+            "damaged",
+        ),
         ("a.json", lambda p: p.write_text('["a", "b"'), "has no end"),
         ("a.json", lambda p: p.write_text('["a"] 1'), "more than one JSON value"),
     ],
