@@ -117,17 +117,17 @@ def _with_text(block: Block) -> Block:
 
 def openai_lines(block: Block, batch: str) -> list[bytes]:
     """One line a row, each with its line end. Bodies pass as they are: they are JSON already."""
-    numbers, bodies = block.numbers, block.texts["response"]
+    numbers, bodies = block.numbers, block.texts["response"].pieces()
     head = b'{"id": "batch_req_' + batch.removeprefix("batch_").encode() + b'_%d", "custom_id": %b, '
     good = head + b'"response": {"status_code": 200, "request_id": "row-%d", "body": %b}, "error": null}\n'
     bad = head + b'"response": null, "error": %b}\n'
     return [
-        good % (row, custom_id, row, one_line(body))
+        good % (row, custom_id, row, line)
         if outcome == 0
-        else bad % (row, custom_id, _error(body, status, line))
-        for row, line, status, outcome, custom_id, body in zip(
+        else bad % (row, custom_id, _error(body, status, number))
+        for row, number, status, outcome, custom_id, body, line in zip(
             numbers["row"].tolist(), numbers["line"].tolist(), numbers["status"].tolist(),
-            numbers["outcome"].tolist(), json_ids(block), bodies.pieces(), strict=True,
+            numbers["outcome"].tolist(), json_ids(block), bodies, one_lines(bodies), strict=True,
         )
     ]  # fmt: skip
 
@@ -161,14 +161,27 @@ def json_text(stored: bytes) -> bytes:
     return json.dumps(stored.decode("utf-8", "surrogatepass")).encode()
 
 
-def one_line(body: bytes) -> bytes:
-    """The body as JSON without line ends; as it is if it can be. What is no JSON becomes a JSON string."""
+def one_lines(bodies: list[bytes]) -> list[bytes]:
+    """Each body as JSON without line ends: as it is if it can be. What is no JSON becomes a JSON string."""
+    together = b",".join(bodies)
+    if b"\n" not in together and b"\r" not in together:
+        try:
+            found = _decode_all(b"[" + together + b"]")
+        except (msgspec.DecodeError, RecursionError):
+            pass  # or only a lone surrogate, which msgspec refuses
+        else:
+            if [bytes(one) for one in found] == bodies:  # else some are JSON only together
+                return bodies
+    return list(map(_one_line, bodies))
+
+
+def _one_line(body: bytes) -> bytes:
     try:
         if b"\n" not in body and b"\r" not in body:
             _decode(body)
             return body
     except (msgspec.DecodeError, RecursionError):
-        pass  # or only a lone surrogate, which msgspec refuses
+        pass
     try:
         return json.dumps(json.loads(body)).encode()
     except (ValueError, RecursionError):
@@ -176,6 +189,7 @@ def one_line(body: bytes) -> bytes:
 
 
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_all = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def _error(body: bytes, status: int, line: int) -> bytes:

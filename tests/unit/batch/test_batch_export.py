@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exahpc.batch.columns import Block, Replicas, packed
-from exahpc.batch.export import openai_lines
+from exahpc.batch.export import one_lines, openai_lines
 from exahpc.batch.journal import Record
 from exahpc.batch.results import Tally
 
@@ -61,6 +61,14 @@ def test_odd_characters_come_out_as_they_went_in() -> None:
 @pytest.mark.parametrize(("body", "read"), [(b'{"a":\r\n1}', {"a": 1}), (b"not json", "not json")])
 def test_a_body_never_breaks_the_line(body: bytes, read: object) -> None:
     assert exported(outcome(200, body))["response"]["body"] == read
+
+
+@pytest.mark.parametrize("bodies", [[b"[1", b"2]", b"3,4"], [b"{}", b"", b"{}"], [b'"a', b'b"', b"1,2"]])
+def test_bodies_that_are_json_only_together_are_not_taken_for_json(bodies: list[bytes]) -> None:
+    lines = one_lines(bodies)
+    assert [json.loads(one) for one in lines] == [
+        json.loads(body) if body == b"{}" else body.decode() for body in bodies
+    ]
 
 
 def test_the_commonest_error_is_counted_apart_from_its_line() -> None:
