@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from exahpc.launch.hired import name_for
-from tests.e2e.test_e2e_batch import write
+from tests.e2e.test_e2e_batch import pids, write
 from tests.live import EXAHPC, Live, processes_of, until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(400)]
@@ -53,17 +54,18 @@ def test_the_same_command_finds_its_deployment_again_and_ends_it_in_any_case(hom
     until("the first rows are done", lambda: done(3), 120)
     first.kill()
     first.communicate()
+    (agent,) = pids(live, "-m exahpc.agent")
+    os.kill(agent, signal.SIGSTOP)  # so that there are rows left, however long a client takes to start
 
     second = begin()
     try:
         adopted = f"going on with deployment {live.name}, which is up"
-        until("the second client has found what the first one left", lambda: adopted in said.read_text(), 60)
-        second.send_signal(signal.SIGSTOP)  # so that it cannot be done before another one has looked
+        until("the second client has found what the first one left", lambda: adopted in said.read_text(), 120)
         third = live.run(*argv, check=False)
         assert (third.returncode, json.loads(third.stdout)["exit_code"]) == (5, 5), third.stderr
         assert "another `exahpc batch run` works on" in third.stderr
+        os.kill(agent, signal.SIGCONT)
         second.send_signal(signal.SIGTERM)
-        second.send_signal(signal.SIGCONT)
         told, _ = second.communicate(timeout=120)
     finally:
         second.kill()
