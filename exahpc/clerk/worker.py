@@ -6,11 +6,8 @@ It may be killed at any moment; another worker goes on from what is on disk.
 from __future__ import annotations
 
 import errno
-import heapq
 import logging
 import time
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -21,9 +18,9 @@ from exahpc.batch.noted import note_deployment
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Prepared, Question
 from exahpc.batch.space import NoRoomError
-from exahpc.clerk.endpoints import strangers
 from exahpc.clerk.publish import publish
 from exahpc.clerk.queue import AGAIN, DONE
+from exahpc.clerk.refusals import InputRefused, check_endpoint, refused
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import BatchBusy, BatchCancelled, BatchError, LinkError
 from exahpc.wire import messages as m
@@ -35,8 +32,6 @@ from exahpc.wire.tray import Tray
 
 log = logging.getLogger(__name__)
 
-MOST_ERRORS = 1000
-"""Bad lines that a state tells; all of them are in `bad.jsonl` of a batch of the command line."""
 _POLL = 1.0
 _PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE, errno.EMFILE, errno.ENOMEM})
 
@@ -90,10 +85,12 @@ class Worker:
                 progress=lambda done, total: self._look(),
             )
         except BatchError as error:
-            raise _with_lines(error, self._refused_lines()) from error.__cause__
+            parts, several = Parts.of(self._output), len(submission.sources) > 1
+            raise refused(error, parts, named=several) from error.__cause__
         try:
             if prepared.summary is None:
-                self._check_endpoint(prepared)
+                if submission.order is not None:
+                    check_endpoint(prepared.parts, submission.order.endpoint)
                 note_deployment(prepared.parts, self._folder.path)
                 self._drive(prepared)
             else:
@@ -105,16 +102,6 @@ class Worker:
             self._to("completed")
         finally:
             prepared.release()
-
-    def _check_endpoint(self, prepared: Prepared) -> None:
-        order = self._submission.order
-        if order is None:
-            return
-        found = list(islice(strangers(prepared.parts, order.endpoint), MOST_ERRORS))
-        if found:
-            raise _with_lines(
-                BatchError(f"{len(found)} rows are for another endpoint than {order.endpoint}"), found
-            )
 
     def _drive(self, prepared: Prepared) -> None:
         plan = prepared.plan
@@ -177,13 +164,13 @@ class Worker:
 
     def _fail(self, error: BatchError) -> int:
         log.warning("%s failed: %s", self._submission.id, error)
-        lines = getattr(error, "lines", ()) or (LineError(str(error), code="batch_failed"),)
+        lines = error.lines if isinstance(error, InputRefused) else (LineError(str(error), code="batch_failed"),)
         if self._state.phase != "validating":
             try:
                 self._publish_parts()
             except BatchError as again:
                 log.warning("what %s has done cannot be read: %s", self._submission.id, again)
-        self._to("failed", errors=tuple(lines), note=str(error).partition("\n")[0])
+        self._to("failed", errors=lines, note=str(error).partition("\n")[0])
         self._clear()
         return DONE
 
@@ -191,16 +178,6 @@ class Worker:
         log.warning("%s waits: %s", self._submission.id, error)
         self._save(self._state, note=str(error))
         return AGAIN
-
-    def _refused_lines(self) -> list[LineError]:
-        """Of an input that was validated in vain."""
-        parts = Parts.of(self._output)
-        try:
-            if parts.plan() is None:
-                return heapq.nsmallest(MOST_ERRORS, _bad_lines(parts.bad), key=lambda error: error.line or 0)
-        except (OSError, BatchError):
-            pass
-        return []
 
     # --- what it made ---
 
@@ -231,29 +208,3 @@ class Worker:
         if state != self._state:
             self._tray.save(self._submission.id, state)
             self._state = state
-
-
-class _Refused(BatchError):
-    """With the lines that are to blame."""
-
-    def __init__(self, message: str, lines: tuple[LineError, ...]) -> None:
-        super().__init__(message)
-        self.lines = lines
-
-
-def _with_lines(error: BatchError, lines: list[LineError]) -> BatchError:
-    return _Refused(str(error), tuple(lines)) if lines and type(error) is BatchError else error
-
-
-class _BadLine(msgspec.Struct):
-    """A line of bad.jsonl."""
-
-    line: int
-    reason: str
-
-
-def _bad_lines(path: Path) -> Iterator[LineError]:
-    with open(path, "rb") as file:
-        for text in file:
-            bad = msgspec.json.decode(text, type=_BadLine)
-            yield LineError(bad.reason, bad.line)

@@ -21,7 +21,7 @@ from exahpc.cli.inputs import takes_inputs
 from exahpc.cli.signals import terminable
 from exahpc.launch import place, submitted
 from exahpc.launch.submitted import Found
-from exahpc.wire.submissions import Phase
+from exahpc.wire.submissions import LineError, Phase
 
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _POLL = 1.0
@@ -128,10 +128,14 @@ def _reasons(found: Found) -> list[str]:
     done = f"{state.ok + state.failed} of {state.total} rows are done"
     lines = [f"{found.submission.id} is {state.phase}{f': {state.note}' if state.note else ''}; {done}"]
     numbered = [error for error in state.errors if error.line is not None]
-    lines += [f"  line {error.line}: {error.message}" for error in numbered[:_SHOWN]]
+    lines += [f"  {_place(error)}: {error.message}" for error in numbered[:_SHOWN]]
     if len(numbered) > _SHOWN:
         lines.append(f"  ... and {len(numbered) - _SHOWN} more")
     return lines
+
+
+def _place(error: LineError) -> str:
+    return f"{error.file}, line {error.line}" if error.file else f"line {error.line}"
 
 
 @click.command("list")

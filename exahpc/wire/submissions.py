@@ -75,11 +75,12 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a batch was refused. line: of the input, from 1; None: the whole of it."""
+    """Why a batch was refused. line: of the input, from 1; None: all of it; file: where there are several."""
 
     message: str
     line: int | None = None
     code: str = "invalid_request"
+    file: str = ""
 
 
 class State(msgspec.Struct, frozen=True):
