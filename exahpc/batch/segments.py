@@ -42,14 +42,15 @@ def segment_path(folder: Path, number: int) -> Path:
 
 def numbers(folder: Path) -> list[int]:
     """Of all segments in a folder. Raises BatchError when one is missing."""
-    found = sorted(int(path.stem) for path in folder.glob("[0-9]*.h5") if path.stem.isdigit())
-    if found != list(range(1, len(found) + 1)):
-        lost = next(number for number in range(1, len(found) + 2) if number not in found)
-        raise BatchError(
-            f"{segment_path(folder, lost)} is gone, later segments are there: restore it; or remove all segments, "
-            f"they are made again from the journals"
-        )
-    return found
+    found = {int(path.stem) for path in folder.glob("[0-9]*.h5") if path.stem.isdigit()}
+    every = range(1, max(found, default=0) + 1)
+    for number in every:  # a listing may lack a file that was made while it was read
+        if number not in found and not segment_path(folder, number).exists():
+            raise BatchError(
+                f"{segment_path(folder, number)} is gone, later segments are there: restore it; or remove all "
+                f"segments, they are made again from the journals"
+            )
+    return list(every)
 
 
 def write_segment(path: Path, block: Block, replicas: Replicas, batch: str, number: int, cursor: Cursor) -> None:

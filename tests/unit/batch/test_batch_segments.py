@@ -120,11 +120,11 @@ def test_a_roller_killed_at_twenty_random_points_loses_and_repeats_nothing(tmp_p
             if number not in before:
                 Segment(parts.segments / f"{number:06d}.h5", plan.batch, number).verify()
             assert before.setdefault(number, data) == data
-        with Gathered(parts, plan) as gathered:
-            assert gathered.missing == 0
         now = Roller(parts, plan).rolled
         assert now >= rolled
         rolled = now
+    with Gathered(parts, plan) as gathered:
+        assert gathered.missing == 0
     Roller(parts, plan, most_rows=100).roll(everything=True)
     write_results(output, parts, plan)
     check(output)
