@@ -2,8 +2,8 @@
 
 Real broker and entry, 256 emulated agents over real sockets that beat every two seconds and push rollups every
 ten. Somebody watches: /metrics every five seconds, in turn with the detail of one node's replicas, and the fleet's
-figures every two, as `exahpc top` asks for them. "busy": every replica has news in every beat and two requests a
-second in the rollups. History and alerts are on.
+figures and map every two, as a dashboard asks for them. "busy": every replica has news in every beat and two
+requests a second in the rollups. History and alerts are on.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def measure(case: str, replicas: int, seconds: float, processes: int) -> dict[st
         before = {side: cpu_seconds(pid) for side, pid in sides.items()}
         start = time.monotonic()
         next_figures, next_metrics, scrapes, page, figures = start, start, 0, b"", 0
+        glance = 0
         head = found.folder.head()
         assert head is not None
         while (now := time.monotonic()) < start + seconds:
@@ -50,6 +51,8 @@ def measure(case: str, replicas: int, seconds: float, processes: int) -> dict[st
                 answer = link.ask(found.folder.fleet_key(), head.address, m.FiguresQuery(), m.BrokerToClient, 60.0)
                 figures = len(msgspec.msgpack.encode(answer))
                 assert answer.rows[0].ready == replicas, answer.rows[0]
+                answer = link.ask(found.folder.fleet_key(), head.address, m.MapQuery(), m.BrokerToClient, 60.0)
+                glance = len(msgspec.msgpack.encode(answer))
             if now >= next_metrics:
                 next_metrics += METRICS_SECONDS
                 detail = f"?detail=replica&node=emulated-{scrapes}" if scrapes % 2 else ""
@@ -67,6 +70,7 @@ def measure(case: str, replicas: int, seconds: float, processes: int) -> dict[st
             "cores": round(sum(cores.values()), 4),
             "page_bytes": len(page),
             "figures_bytes": figures,
+            "map_bytes": glance,
             "history_bytes": sum(file.stat().st_size for file in _history(found.folder.path)),
             "broker_rss_mib": round(broker.rss() / 2**20, 1),
             "entry_rss_mib": round(entry.rss() / 2**20, 1),

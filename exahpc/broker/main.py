@@ -231,6 +231,8 @@ class Broker:
                 self._telemetry.entry(message, now)
             case m.FiguresQuery():
                 self._server.send(peer, self._telemetry.answer(message, now))
+            case m.MapQuery():
+                self._server.send(peer, self._telemetry.map())
             case m.StatusQuery():
                 self._server.send(peer, self._status(now))
             case m.BatchOpen() if self._draining:

@@ -19,11 +19,12 @@ from exahpc.telemetry.aggregate import Aggregate
 from exahpc.telemetry.alerts import Told, Watchman
 from exahpc.telemetry.courses import Courses, samples
 from exahpc.telemetry.hooks import Hooks
+from exahpc.telemetry.map import fleet_map
 from exahpc.telemetry.store import Store
 from exahpc.telemetry.tally import Seen
 from exahpc.telemetry.values import Readings, values_of
 from exahpc.wire.folder import Folder, write_atomic
-from exahpc.wire.messages import AgentRollup, EntryRollup, FiguresQuery, FleetFigures
+from exahpc.wire.messages import AgentRollup, EntryRollup, FiguresQuery, FleetFigures, FleetMap
 
 LOOK_SECONDS = 10.0
 HURRY_SECONDS = 2.0
@@ -85,17 +86,30 @@ class Telemetry:
 
     def _seen(self) -> Iterator[Seen]:
         for view, _, _, replicas in self._fleet.snapshot():
-            slots = 0 if view.parked else len(self._pools[view.pool].slots_of_task(view.task))
-            ill = {slot for slot, _, _ in self._policies.ill(view.key)}
-            heard = view.phase == "alive"
+            pool = self._pools[view.pool]
+            slots = pool.slots_of_task(view.task)
             yield Seen(
-                view.key, view.pool, view.node, view.incarnation, heard, slots, self._kv[view.pool], replicas, ill
+                view.key,
+                view.pool,
+                view.node,
+                view.incarnation,
+                view.phase == "alive",
+                0 if view.parked else len(slots),
+                self._kv[view.pool],
+                replicas,
+                {slot: state for slot, state, _ in self._policies.ill(view.key)},
+                view.version,
+                view.sequences or pool.max_sequences,
+                slots.start,
             )
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
     def answer(self, query: FiguresQuery, now: float) -> FleetFigures:
         return self.aggregate.answer(query, now)
+
+    def map(self) -> FleetMap:
+        return fleet_map(self.aggregate)
 
     def notes(self) -> list[str]:
         """For `status`."""

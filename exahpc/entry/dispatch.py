@@ -16,7 +16,7 @@ import zmq
 from exahpc.deployment.spec import Deployment
 from exahpc.entry.actions import Action, Comfort, Connect, Disconnect, Finish, Refuse, Tell
 from exahpc.entry.desk import Desk
-from exahpc.entry.figures import FiguresDesk
+from exahpc.entry.figures import Asked
 from exahpc.entry.fleet import Agent, AgentKey
 from exahpc.entry.ledger import Record
 from exahpc.entry.moves import named
@@ -66,7 +66,8 @@ class Dispatch:
             on_up=self._hello,
             on_lost=self._broker_lost,
         )
-        self.figures = FiguresDesk(self._broker.send)
+        self.figures = Asked[m.FleetFigures](self._broker.send)
+        self.map = Asked[m.FleetMap](self._broker.send)
         self._tick_timer = self._loop.call_later(_TICK, self._tick)
 
     # --- clients ---
@@ -141,7 +142,9 @@ class Dispatch:
             case m.Welcome():
                 log.info("broker of epoch %d", message.epoch)
             case m.FleetFigures():
-                self.figures.told(message)
+                self.figures.told(message.query, message)
+            case m.FleetMap():
+                self.map.told(m.MapQuery(), message)
             case m.Refused():
                 log.warning("the broker refuses: %s", message.reason)
             case m.FleetTable():

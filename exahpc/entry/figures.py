@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from exahpc.wire.messages import FiguresQuery, FleetFigures, Message
+from exahpc.wire.messages import FleetFigures, FleetMap, Message
+
+Answer = TypeVar("Answer", FleetFigures, FleetMap)
 
 FRESH_SECONDS = 5.0
 """The broker looks at its fleet every ten seconds."""
@@ -18,20 +21,18 @@ PATIENCE = 2.0
 MOST_KEPT = 32
 """Answers that are kept: each wish for detail has its own."""
 
-Use = Callable[[FleetFigures | None], None]
 
-
-class FiguresDesk:
-    """send: to the broker, False when none is connected."""
+class Asked(Generic[Answer]):
+    """One kind of answer. send: to the broker, False when none is connected."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._kept: dict[FiguresQuery, tuple[float, FleetFigures]] = {}
-        self._waiting: dict[FiguresQuery, list[Use]] = {}
+        self._kept: dict[Message, tuple[float, Answer]] = {}
+        self._waiting: dict[Message, list[Callable[[Answer | None], None]]] = {}
 
-    def ask(self, query: FiguresQuery, use: Use) -> Callable[[], None] | None:
-        """`use` is called once, within PATIENCE; with None when there are no figures at all.
+    def ask(self, query: Message, use: Callable[[Answer | None], None]) -> Callable[[], None] | None:
+        """`use` is called once, within PATIENCE; with None when there is no answer at all.
 
         Returns what to call when nobody waits any more; None when it was called at once.
         """
@@ -49,24 +50,24 @@ class FiguresDesk:
             return None
         return lambda: self._leave(query, use)
 
-    def _leave(self, query: FiguresQuery, use: Use) -> None:
+    def _leave(self, query: Message, use: Callable[[Answer | None], None]) -> None:
         waiting = self._waiting.get(query, [])
         if use in waiting:
             waiting.remove(use)
 
-    def told(self, figures: FleetFigures) -> None:
-        """The broker's answer."""
-        self._kept.pop(figures.query, None)
+    def told(self, query: Message, answer: Answer) -> None:
+        """The broker's answer to this."""
+        self._kept.pop(query, None)
         while len(self._kept) >= MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[figures.query] = self._loop.time(), figures
-        self._serve(figures.query, figures)
+        self._kept[query] = self._loop.time(), answer
+        self._serve(query, answer)
 
-    def _give_up(self, query: FiguresQuery) -> None:
+    def _give_up(self, query: Message) -> None:
         if query in self._waiting:
             _, kept = self._kept.get(query, (0.0, None))
             self._serve(query, kept)
 
-    def _serve(self, query: FiguresQuery, figures: FleetFigures | None) -> None:
+    def _serve(self, query: Message, answer: Answer | None) -> None:
         for use in self._waiting.pop(query, []):
-            use(figures)
+            use(answer)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from exahpc.telemetry.tally import Counts, Seen, Tally, counts_of, of_replica
 from exahpc.telemetry.window import Histograms, Window, merge, recent, sketches
 from exahpc.wire.messages import (
@@ -32,8 +34,14 @@ MOST_SWITCHES = 64
 """Further ones are not told apart: each has the rows and series of a pool."""
 MOST_ROWS = 1024
 """Of nodes or replicas in one answer, some 100 kB."""
-_NODE_ROLLUPS = 6
+MOST_NODES = 64
+"""Of more nodes in one answer percentiles are left out: merging them would hold up the broker."""
+_MINUTE = 60.0
+_NODE_ROLLUPS = 14  # of a minute, with two agents on a node
 _INCARNATION_COUNTS = 3  # of `Counts`: how many begin anew with a replica's incarnation
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AgentRollup).decode
 
 
 class Aggregate:
@@ -47,7 +55,7 @@ class Aggregate:
         self._tallies: dict[Scope, dict[str, Tally]] = {}
         self._windows: dict[tuple[Scope, str], Window] = {}
         self._totals: dict[tuple[str, str], Histograms] = {}
-        self._nodes: dict[str, deque[tuple[float, AgentRollup]]] = {}
+        self._nodes: dict[str, deque[tuple[float, bytes]]] = {}  # encoded: a twentieth of the memory
         self._entry_window = Window()
         self._entry_totals: Histograms = {}
         self._statuses: Counter[int] = Counter()
@@ -64,7 +72,7 @@ class Aggregate:
             if place[1]:
                 self._windows.setdefault(place, Window()).add(now, rollup.sketches)
                 merge(self._totals.setdefault(place, {}), rollup.sketches)
-        self._nodes.setdefault(node, deque(maxlen=_NODE_ROLLUPS * 2)).append((now, rollup))
+        self._nodes.setdefault(node, deque(maxlen=_NODE_ROLLUPS)).append((now, _encode(rollup)))
 
     def entry(self, rollup: EntryRollup, now: float) -> None:
         counts = {str(status): count for status, count in rollup.statuses.items()}
@@ -105,6 +113,11 @@ class Aggregate:
             del self._nodes[gone]
         for gone in self._counts["node"].keys() - nodes.keys():
             del self._counts["node"][gone]
+
+    @property
+    def seen(self) -> Iterable[Seen]:
+        """Every task, as of the last look."""
+        return self._seen.values()
 
     def _remembered(self, seen: Seen) -> Seen:
         """A task that is not heard: with what its replicas told last."""
@@ -150,19 +163,20 @@ class Aggregate:
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
-    def row(self, scope: Scope, name: str, now: float) -> Figures:
+    def row(self, scope: Scope, name: str, now: float, *, percentiles: bool = True) -> Figures:
         """Fleet, a pool, a switch or a node."""
         tally = self._tallies.get(scope, {}).get(name) or Tally()
         counts = self._counts[scope].get(name, Counts())
-        return tally.figures(scope, name, counts, recent(self.histograms(scope, name, now)))
+        last_minute = recent(self.histograms(scope, name, now)) if percentiles else {}
+        return tally.figures(scope, name, counts, last_minute)
 
     def histograms(self, scope: Scope, name: str, now: float) -> Histograms:
         """Of the last minute."""
         if scope == "node":
             found: Histograms = {}
             for at, rollup in self._nodes.get(name, ()):
-                if at > now - 60:
-                    merge(found, rollup.sketches)
+                if at > now - _MINUTE:
+                    merge(found, _decode(rollup).sketches)
             return found
         if scope == "fleet":
             found = {}
@@ -218,7 +232,8 @@ class Aggregate:
             and query.node in ("", seen.node)
             and query.switch in ("", self._switch(seen.node))
         ]
-        rows = [self.row("node", node, now) for node in sorted({seen.node for seen in chosen})]
+        nodes = sorted({seen.node for seen in chosen})
+        rows = [self.row("node", node, now, percentiles=len(nodes) <= MOST_NODES) for node in nodes]
         if query.detail == "replica":
             rows += [of_replica(seen, replica) for seen in chosen for replica in seen.replicas]
         return rows

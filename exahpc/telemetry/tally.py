@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from exahpc.wire.messages import Figures, Measure, Recent, ReplicaState, Scope
@@ -12,7 +12,8 @@ _DIGITS = 4
 
 class Seen(NamedTuple):
     """One task as the broker knows it now. life: incarnation of its agent; heard: its beats arrive; slots:
-    replicas that it is to have now; kv: tokens of KV cache of each; ill: slots that are not healthy."""
+    replicas it is to have now; kv: tokens of KV cache of each, sequences: that each runs at once; first: its first
+    slot; ill: slot -> what is wrong with a replica that is not healthy."""
 
     key: str
     pool: str
@@ -22,7 +23,10 @@ class Seen(NamedTuple):
     slots: int
     kv: int
     replicas: list[ReplicaState]
-    ill: Collection[int] = ()
+    ill: Mapping[int, str] = {}
+    version: str = ""
+    sequences: int = 1
+    first: int = 0
 
 
 class Counts(NamedTuple):

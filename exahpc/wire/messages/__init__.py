@@ -94,6 +94,9 @@ from exahpc.wire.messages.telemetry import (
     Figures,
     FiguresQuery,
     FleetFigures,
+    FleetMap,
+    MapQuery,
+    MapTask,
     Measure,
     Recent,
     Scope,
@@ -121,10 +124,11 @@ ToBroker = (
     | AgentRollup
     | EntryRollup
     | FiguresQuery
+    | MapQuery
 )
 BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
-BrokerToEntry = Welcome | FleetTable | FleetFigures | Refused
-BrokerToClient = StatusReply | BatchState | RolloutStatus | FleetFigures | Accepted | Refused
+BrokerToEntry = Welcome | FleetTable | FleetFigures | FleetMap | Refused
+BrokerToClient = StatusReply | BatchState | RolloutStatus | FleetFigures | FleetMap | Accepted | Refused
 AgentToReplica = Adopt | Admit | Admits | Abort | StopReplica
 ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
 
@@ -169,6 +173,7 @@ __all__ = [
     "Figures",
     "FiguresQuery",
     "FleetFigures",
+    "FleetMap",
     "FleetTable",
     "Frame",
     "Frames",
@@ -179,6 +184,8 @@ __all__ = [
     "Length",
     "Likelihood",
     "Load",
+    "MapQuery",
+    "MapTask",
     "Measure",
     "Message",
     "NoRoom",

@@ -146,3 +146,35 @@ class FleetFigures(Message, frozen=True):
     entries: EntryFigures
     alerts: list[Alert]
     left_out: int = 0
+
+
+class MapQuery(Message, frozen=True):
+    """entry, client -> broker: the whole fleet at a glance. Answer: FleetMap."""
+
+
+class MapTask(msgspec.Struct, frozen=True, array_like=True):
+    """One task in a FleetMap. first, count: its slots; heard: its beats arrive, else its cells are the last known
+    ones."""
+
+    pool: str
+    node: str
+    switch: str
+    version: str
+    first: int
+    count: int
+    heard: bool
+
+
+class FleetMap(Message, frozen=True):
+    """broker -> entry, client: four bytes for each replica of each task, in the order of the tasks: 12 kB for
+    3,072 replicas, 25 kB with their 256 nodes. at: Unix time.
+
+    The bytes: index in `telemetry.map.STATES`; sequences that run or wait, 100 are as many as it runs at once, 254
+    at most; KV cache in use and time to the first token lately, both 255 where nobody can tell: the former in
+    percent, the latter as 20 * log2(1 + seconds * 10), 254 at most.
+    """
+
+    epoch: int
+    at: float
+    tasks: list[MapTask]
+    cells: bytes

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exahpc.telemetry.aggregate import MOST_ROWS, MOST_SWITCHES, Aggregate
+from exahpc.telemetry.aggregate import MOST_NODES, MOST_ROWS, MOST_SWITCHES, Aggregate
 from exahpc.telemetry.histogram import ERROR, Histogram
 from exahpc.telemetry.tally import Seen
 from exahpc.wire.messages import (
@@ -151,3 +151,14 @@ def test_detail_comes_only_from_where_it_was_asked_of_and_is_bounded() -> None:
     assert (len(detail), everything.left_out) == (MOST_ROWS, 400 + 1600 - MOST_ROWS)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=FleetFigures) == one
     assert (one.entries.in_flight, one.entries.waiting) == (3, 4)
+
+
+def test_percentiles_of_nodes_come_with_as_many_nodes_as_can_be_merged_at_once() -> None:
+    found = Aggregate(1, {}, 0.0)
+    found.look([seen(task, replica(task)) for task in range(MOST_NODES + 1)], [], 0.0)
+    for task in range(MOST_NODES + 1):
+        found.agent("a", f"n{task}", AgentRollup({"ttft": sketch(1000)}), 5.0)
+    few = found.answer(FiguresQuery("node", node="n7"), 10.0).rows[-1]
+    assert (few.name, few.recent["ttft"].count) == ("n7", 1)
+    assert found.answer(FiguresQuery("node"), 10.0).rows[-1].recent == {}
+    assert found.row("node", "n7", 66.0).recent == {}, "a minute later"
