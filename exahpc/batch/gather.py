@@ -22,14 +22,15 @@ BLOCK_BYTES = 64 * 2**20
 class Gathered:
     """Opened for reading: while it is, further rows may be committed, which it does not know.
 
-    What no client has rolled yet is rolled into a temporary folder. Memory: 5 bytes a row, and one block.
+    What no client has rolled yet is rolled into a temporary folder beside the segments. Memory: 5 bytes a row, and
+    one block.
     """
 
     def __init__(self, parts: Parts, plan: BatchPlan, beat: Callable[[], None] = lambda: None) -> None:
         """beat: called now and then. Raises BatchError for what is damaged, foreign or mixed up."""
         self.batch, self.rows = plan.batch, plan.rows
         self.replicas = Replicas()
-        self._late = Path(tempfile.mkdtemp(prefix="exahpc-batch-"))
+        self._late = _temporary(parts.segments)
         try:
             Roller(parts, plan, beat=beat, into=self._late).roll(everything=True)
             self._segments = [
@@ -108,3 +109,11 @@ class Gathered:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _temporary(beside: Path) -> Path:
+    """A new folder: there, since /tmp may be small; or in /tmp for who may not write there."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=".late-", dir=beside))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="exahpc-batch-"))
