@@ -91,7 +91,7 @@ def validate(kind: Kind, body: bytes, model: str | None) -> Request:
     """What the agent will check of a body apart from lengths. model None: any, or none. Raises RequestError."""
     if model is None:
         fields = load(body)
-        model = fields.setdefault("model", _ANY_MODEL)
+        model = fields["model"] = _ANY_MODEL if fields.get("model") is None else fields["model"]
         body = json.dumps(fields).encode()
     request = read_request(kind, body, model, _MOST)
     if request.stream:

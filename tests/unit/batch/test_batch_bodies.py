@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exahpc.batch.inputs.bodies import URLS_OF, line_type
@@ -46,6 +46,7 @@ _decoders = {model: msgspec.json.Decoder(line_type(model)) for model in ("m", No
 
 
 @given(st.lists(_change, max_size=3), st.sampled_from(["chat", "completion"]), st.sampled_from(["m", None]))
+@example([("model", None)], "completion", None)
 @settings(max_examples=250, deadline=None)
 def test_what_is_taken_at_a_glance_is_taken_by_the_full_validation(
     changes: list[tuple[str, Any]], kind: Kind, model: str | None
