@@ -27,6 +27,7 @@ _COMMANDS = {
     "model": "exahpc.cli.model:model",
     "rollout": "exahpc.cli.rollout:rollout",
     "curve": "exahpc.cli.curve:curve",
+    "bench": "exahpc.cli.bench:bench",
     "simulate": "exahpc.cli.simulate:simulate",
 }
 
