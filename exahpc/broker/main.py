@@ -230,9 +230,11 @@ class Broker:
             case m.EntryRollup():
                 self._telemetry.entry(message, now)
             case m.FiguresQuery():
-                self._server.send(peer, self._telemetry.answer(message, now))
+                self._server.send(peer, self._telemetry.answer(message, self._batches.status(), now))
             case m.MapQuery():
                 self._server.send(peer, self._telemetry.map())
+            case m.ReplicaQuery():
+                self._server.send(peer, self._telemetry.story(message, self._keeper.recovery, now))
             case m.StatusQuery():
                 self._server.send(peer, self._status(now))
             case m.BatchOpen() if self._draining:

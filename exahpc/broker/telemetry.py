@@ -13,10 +13,12 @@ import msgspec
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.policies import Policies
+from exahpc.broker.recovery import Recovery
 from exahpc.deployment.grid import kv_tokens
 from exahpc.deployment.spec import Deployment
 from exahpc.telemetry.aggregate import Aggregate
 from exahpc.telemetry.alerts import Told, Watchman
+from exahpc.telemetry.chronicle import Chronicle
 from exahpc.telemetry.courses import Courses, samples
 from exahpc.telemetry.hooks import Hooks
 from exahpc.telemetry.map import fleet_map
@@ -24,10 +26,22 @@ from exahpc.telemetry.store import Store
 from exahpc.telemetry.tally import Seen
 from exahpc.telemetry.values import Readings, values_of
 from exahpc.wire.folder import Folder, write_atomic
-from exahpc.wire.messages import AgentRollup, EntryRollup, FiguresQuery, FleetFigures, FleetMap
+from exahpc.wire.messages import (
+    AgentRollup,
+    BatchStatus,
+    EntryRollup,
+    FiguresQuery,
+    FleetFigures,
+    FleetMap,
+    Refused,
+    ReplicaQuery,
+    ReplicaStory,
+)
 
 LOOK_SECONDS = 10.0
 HURRY_SECONDS = 2.0
+MOST_BATCHES = 16
+"""In one answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +69,8 @@ class Telemetry:
         self._hooks = Hooks(deployment.name, _webhook(folder) or settings.webhook or "", settings.command)
         self._readings = Readings(deployment, now)
         self._courses, self._store = Courses(), Store(folder.path / "history")
+        self._chronicle = Chronicle()
+        self._map: FleetMap | None = None
         self._next = now
         self._soonest = now
 
@@ -76,6 +92,8 @@ class Telemetry:
         self._next, self._soonest = (now // LOOK_SECONDS + 1) * LOOK_SECONDS, now + HURRY_SECONDS
         self.aggregate.leaves = self._leaves()
         self.aggregate.look(self._seen(), self._entries.rows(), now)
+        self._map = None
+        self._chronicle.look(self.aggregate.seen, now)
         before = self._watchman.firing
         for told in self._watchman.look(values_of(self.aggregate, self._readings, now), now):
             self._tell(told)
@@ -105,11 +123,42 @@ class Telemetry:
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
-    def answer(self, query: FiguresQuery, now: float) -> FleetFigures:
-        return self.aggregate.answer(query, now)
+    def answer(self, query: FiguresQuery, batches: list[BatchStatus], now: float) -> FleetFigures:
+        live = [batch for batch in batches if batch.state in ("opening", "running")]
+        ended = [batch for batch in batches if batch.state not in ("opening", "running")]
+        shown = (live[::-1] + ended[::-1])[:MOST_BATCHES]
+        return msgspec.structs.replace(self.aggregate.answer(query, now), batches=shown)
 
     def map(self) -> FleetMap:
-        return fleet_map(self.aggregate)
+        """Drawn once a look, however many ask."""
+        if self._map is None:
+            self._map = fleet_map(self.aggregate)
+        return self._map
+
+    def story(self, query: ReplicaQuery, recovery: Recovery | None, now: float) -> ReplicaStory | Refused:
+        """recovery: None with the local launcher."""
+        pool = self._pools.get(query.pool)
+        if pool is None or not 0 <= query.slot < pool.replicas:
+            return Refused(f"there is no replica {query.pool}/{query.slot}: a pool has slots from 0 on")
+        task = query.slot // pool.replicas_per_task
+        found = (one for one in self._fleet.snapshot() if (one[0].pool, one[0].task) == (pool.name, task))
+        view, restarts, _, replicas = next(found)
+        ill = {slot: (state, why) for slot, state, why in self._policies.ill(view.key)}
+        health, why = ill.get(query.slot, ("healthy", ""))
+        return ReplicaStory(
+            query,
+            now,
+            view.node,
+            view.job,
+            view.version,
+            restarts,
+            view.phase == "alive",
+            view.reason or (recovery.story(view.key) if recovery else ""),
+            health,
+            why,
+            next((replica for replica in replicas if replica.slot == query.slot), None),
+            self._chronicle.of(view.key, query.slot),
+        )
 
     def notes(self) -> list[str]:
         """For `status`."""

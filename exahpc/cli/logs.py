@@ -8,7 +8,7 @@ import click
 
 from exahpc.cli.common import deployment_argument, opened
 from exahpc.errors import DeploymentError
-from exahpc.launch.story import story
+from exahpc.telemetry.story import story
 from exahpc.launch.tail import Follower, log_files
 
 

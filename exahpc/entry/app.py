@@ -15,6 +15,7 @@ from exahpc.deployment.spec import Deployment
 from exahpc.entry import metrics
 from exahpc.entry.affinity import SHORTEST, Marks, marks_of
 from exahpc.entry.connection import Connection
+from exahpc.entry.dashboard import Dashboard
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.exchange import Exchange
 from exahpc.entry.http1 import Request
@@ -45,9 +46,11 @@ _MOST_CHOICES = 4096  # kept apart for a re-send; the agent refuses far fewer (l
 class Gateway:
     """One entry's HTTP side. `dispatch` is set when the loop runs."""
 
-    def __init__(self, deployment: Deployment, keys: Keys, index: int, library: Library) -> None:
+    def __init__(
+        self, deployment: Deployment, keys: Keys, index: int, library: Library, dashboard: Dashboard
+    ) -> None:
         self.dispatch: Dispatch
-        self._library = library
+        self._library, self._dashboard = library, dashboard
         self._deployment, self._keys, self._index = deployment, keys, index
         self._limits, self._name = deployment.limits, deployment.served_name
         self._affine = deployment.routing.prefix_affinity
@@ -58,11 +61,15 @@ class Gateway:
     def admit(self, request: Request) -> None:
         """Judge a request by its head: the key, the endpoint, its method and the announced size.
 
-        Raises RequestError. Health needs no key; without one nothing else says whether it exists.
+        Raises RequestError. Health and the dashboard's page need no key; without one nothing else says whether it
+        exists.
         """
         path = request.path
         if path == b"/health":
             _require(request, b"GET")
+            return
+        if self._dashboard.open(path):
+            self._dashboard.admit(request)
             return
         key = self._keys.check(request.authorization)
         if key is None:
@@ -84,6 +91,8 @@ class Gateway:
             _require(request, b"GET")
         elif self._library.knows(path):
             self._library.admit(request)
+        elif self._dashboard.knows(path):
+            self._dashboard.admit(request)
         else:
             raise RequestError(f"there is no {_shown(path)} here", status=404, code="not_found")
 
@@ -101,6 +110,8 @@ class Gateway:
             return self._metrics(request, connection)
         elif self._library.knows(request.path):
             return self._library.serve(request, connection)
+        elif self._dashboard.knows(request.path):
+            return self._dashboard.serve(request, connection, self.dispatch)
         else:
             connection.respond(200, self._models(_shown(request.path)))
         return None

@@ -68,6 +68,7 @@ class Dispatch:
         )
         self.figures = Asked[m.FleetFigures](self._broker.send)
         self.map = Asked[m.FleetMap](self._broker.send)
+        self.replica = Asked[m.ReplicaStory](self._broker.send)
         self._tick_timer = self._loop.call_later(_TICK, self._tick)
 
     # --- clients ---
@@ -145,6 +146,8 @@ class Dispatch:
                 self.figures.told(message.query, message)
             case m.FleetMap():
                 self.map.told(m.MapQuery(), message)
+            case m.ReplicaStory():
+                self.replica.told(message.query, message)
             case m.Refused():
                 log.warning("the broker refuses: %s", message.reason)
             case m.FleetTable():

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from exahpc.wire.messages import FleetFigures, FleetMap, Message
+from exahpc.wire.messages import FleetFigures, FleetMap, Message, ReplicaStory
 
-Answer = TypeVar("Answer", FleetFigures, FleetMap)
+Answer = TypeVar("Answer", FleetFigures, FleetMap, ReplicaStory)
 
 FRESH_SECONDS = 5.0
 """The broker looks at its fleet every ten seconds."""

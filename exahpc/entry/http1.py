@@ -20,6 +20,7 @@ WANTED = frozenset(
         b"content-length",
         b"content-type",
         b"expect",
+        b"if-none-match",
         b"traceparent",
         b"transfer-encoding",
         b"x-exahpc-deadline",
@@ -50,10 +51,11 @@ class Request:
     """What a client asks, and how far it is.
 
     path: without the query, percent signs decoded; key: name of the API key, once it is known; deadline: field
-    x-exahpc-deadline as sent; trace: what the client calls it; length: announced size of the body in bytes;
-    expects: the client waits for "100 Continue"; keep_alive: the connection stays open after the answer; legacy:
-    HTTP/1.0, which knows no chunks: a stream ends with its connection; body: whole when `complete`, or empty where
-    a `sink` takes it; error: why its head or size refused it; answered: the last byte of its answer was written.
+    x-exahpc-deadline as sent; trace: what the client calls it; etag: the answer that the client has already (field
+    if-none-match); length: announced size of the body in bytes; expects: the client waits for "100 Continue";
+    keep_alive: the connection stays open after the answer; legacy: HTTP/1.0, which knows no chunks: a stream ends
+    with its connection; body: whole when `complete`, or empty where a `sink` takes it; error: why its head or size
+    refused it; answered: the last byte of its answer was written.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Request:
         "content_type",
         "deadline",
         "error",
+        "etag",
         "expects",
         "keep_alive",
         "key",
@@ -82,7 +85,7 @@ class Request:
         self.authorization, self.key = head.get(b"authorization"), ""
         self.deadline = head.get(b"x-exahpc-deadline")
         self.trace = trace_of(head.get(b"traceparent"), head.get(b"x-request-id"))
-        self.content_type = head.get(b"content-type")
+        self.content_type, self.etag = head.get(b"content-type"), head.get(b"if-none-match")
         self.length = int(head.get(b"content-length", 0))
         self.expects = b"expect" in head
         self.keep_alive, self.legacy = True, False
@@ -108,11 +111,11 @@ def _path(target: bytes) -> bytes:
 
 
 def whole(request: Request, status: int, common: bytes, head: bytes, body: bytes) -> bytes:
-    """An answer of known length. common, head: header lines; the length and "close" are added."""
+    """An answer of known length, or 304. common, head: header lines; the length and "close" are added."""
     close = b"" if request.keep_alive else _CLOSE
     shown = b"" if request.method == b"HEAD" else body
-    parts = (_STATUS[status], common, head, len(body), close, shown)
-    return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % parts
+    length = b"" if status == 304 else b"content-length: %d\r\n" % len(body)
+    return b"%b%b%b%b%b\r\n%b" % (_STATUS[status], common, head, length, close, shown)
 
 
 def error(request: Request, found: RequestError, common: bytes, head: bytes = b"") -> bytes:

@@ -17,6 +17,7 @@ from exahpc.deployment.spec import Deployment
 from exahpc.entry import descriptors
 from exahpc.entry.app import Gateway
 from exahpc.entry.connection import Connection
+from exahpc.entry.dashboard import Dashboard
 from exahpc.entry.dispatch import Dispatch
 from exahpc.entry.keys import Keys
 from exahpc.entry.library import Library
@@ -57,7 +58,8 @@ def run(folder: Folder, index: int, beside: str = "") -> None:
 async def _serve(
     deployment: Deployment, folder: Folder, keys: Keys, listener: Listener, index: int, node: str
 ) -> None:
-    gateway = Gateway(deployment, keys, index, Library(deployment, folder, keys))
+    library, dashboard = Library(deployment, folder, keys), Dashboard(deployment, folder)
+    gateway = Gateway(deployment, keys, index, library, dashboard)
     gateway.dispatch = Dispatch(
         deployment,
         link.context(),

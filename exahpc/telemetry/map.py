@@ -40,15 +40,20 @@ def fleet_map(aggregate: Aggregate) -> FleetMap:
     return FleetMap(aggregate.epoch, aggregate.at, tasks, b"".join(cells))
 
 
-def _cell(seen: Seen, replica: ReplicaState) -> bytes:
+def state_of(seen: Seen, replica: ReplicaState) -> State:
+    """Of one of the task's replicas: its phase, or what is wrong with it."""
     state = _PHASES[replica.phase]
     if state == "ready" and (ill := seen.ill.get(replica.slot)) in STATES:
-        state = ill
+        return ill
+    return state
+
+
+def _cell(seen: Seen, replica: ReplicaState) -> bytes:
     load = round(100 * (replica.running + replica.waiting) / max(1, seen.sequences))
     kv, ttft = kv_share(replica, seen.kv), replica.service.ttft
     return bytes(
         (
-            STATES.index(state),
+            STATES.index(state_of(seen, replica)),
             min(MOST, load),
             UNKNOWN if kv < 0 else round(100 * kv),
             UNKNOWN if not replica.service.samples else min(MOST, round(20 * math.log2(1 + 10 * ttft))),

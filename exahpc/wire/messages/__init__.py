@@ -98,7 +98,10 @@ from exahpc.wire.messages.telemetry import (
     MapQuery,
     MapTask,
     Measure,
+    Moment,
     Recent,
+    ReplicaQuery,
+    ReplicaStory,
     Scope,
     Sketch,
 )
@@ -125,10 +128,13 @@ ToBroker = (
     | EntryRollup
     | FiguresQuery
     | MapQuery
+    | ReplicaQuery
 )
 BrokerToAgent = Welcome | LeaseGrant | LeaseRevoke | RestartReplica | DrainAgent | SwitchVersion
-BrokerToEntry = Welcome | FleetTable | FleetFigures | FleetMap | Refused
-BrokerToClient = StatusReply | BatchState | RolloutStatus | FleetFigures | FleetMap | Accepted | Refused
+BrokerToEntry = Welcome | FleetTable | FleetFigures | FleetMap | ReplicaStory | Refused
+BrokerToClient = (
+    StatusReply | BatchState | RolloutStatus | FleetFigures | FleetMap | ReplicaStory | Accepted | Refused
+)
 AgentToReplica = Adopt | Admit | Admits | Abort | StopReplica
 ReplicaToAgent = ReplicaHello | Tokens | ReplicaBeat | NoRoom
 
@@ -188,6 +194,7 @@ __all__ = [
     "MapTask",
     "Measure",
     "Message",
+    "Moment",
     "NoRoom",
     "Reason",
     "Recent",
@@ -195,7 +202,9 @@ __all__ = [
     "ReplicaBeat",
     "ReplicaHello",
     "ReplicaPhase",
+    "ReplicaQuery",
     "ReplicaState",
+    "ReplicaStory",
     "ReplicaToAgent",
     "RestartReplica",
     "Resume",

@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 from exahpc.wire.messages.base import Message
+from exahpc.wire.messages.client import BatchStatus
+from exahpc.wire.messages.control import ReplicaState
 
 Measure = Literal["ttft", "tbt", "e2e", "queue", "prompt", "output"]
 """Time to the first token, between tokens, from end to end and in line, in microseconds; tokens of prompts and
@@ -135,7 +137,8 @@ class FleetFigures(Message, frozen=True):
     """broker -> entry, client. query: that it answers; at: Unix time of the figures, at most some ten seconds ago.
 
     rows: fleet, pools, switches, then what the query wanted; left_out: rows beyond the bound on their number;
-    sketches: since the broker began, by "" (fleet) and pool.
+    sketches: since the broker began, by "" (fleet) and pool; batches: those that are open, then the last that
+    ended, a few in all.
     """
 
     query: FiguresQuery
@@ -146,6 +149,7 @@ class FleetFigures(Message, frozen=True):
     entries: EntryFigures
     alerts: list[Alert]
     left_out: int = 0
+    batches: list[BatchStatus] = []
 
 
 class MapQuery(Message, frozen=True):
@@ -178,3 +182,39 @@ class FleetMap(Message, frozen=True):
     at: float
     tasks: list[MapTask]
     cells: bytes
+
+
+class ReplicaQuery(Message, frozen=True):
+    """entry, client -> broker: the story of one replica. Answer: ReplicaStory or Refused (there is none)."""
+
+    pool: str
+    slot: int
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened. at: Unix time at which the broker saw it."""
+
+    at: float
+    text: str
+
+
+class ReplicaStory(Message, frozen=True):
+    """broker -> entry, client. at: Unix time.
+
+    node, job, version, restarts: of its task, which Slurm started again so many times; heard: its beats arrive,
+    else `state` is the last known one; words: what recovery says of the task. health: "healthy", or what is wrong,
+    and why; state: None while its agent told nothing of it. moments: since the broker began, oldest first.
+    """
+
+    query: ReplicaQuery
+    at: float
+    node: str
+    job: str
+    version: str
+    restarts: int
+    heard: bool
+    words: str
+    health: str
+    why: str
+    state: ReplicaState | None
+    moments: list[Moment]

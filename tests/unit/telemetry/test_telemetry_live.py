@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from exahpc.lab.emulated.label import LABEL
-from exahpc.launch.story import story
+from exahpc.telemetry.story import story
 from exahpc.telemetry.logs import fields_of
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, write_atomic

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exahpc.launch.story import story
+from exahpc.telemetry.story import story
 from exahpc.telemetry.logs import Lines, fields_of, told
 from exahpc.telemetry.stories import NO_TRACE, Allowance, Trace, trace_of
 from exahpc.wire.messages import Tokens
