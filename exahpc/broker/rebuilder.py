@@ -94,9 +94,8 @@ class Rebuilder:
         """What is read once."""
         try:
             self._succession.chained((await self._cluster.book()).chain)
-            self.recovery.topology(await self._cluster.topology())
         except ExahpcError as error:
-            _log.warning("the switches are not known: %s", error)
+            _log.warning("the job book cannot be read: %s", error)
 
     async def _query(self, asked: float) -> None:
         try:
@@ -107,12 +106,21 @@ class Rebuilder:
             _log.warning("Slurm cannot be asked: %s", error)
             return
         self._trouble = None
+        if self.recovery.placeless:
+            await self._place()
         for pool, arrays in pools.items():
             self._arrays.update(arrays)
             self.recovery.placed(pool, arrays, records)
         self.recovery.answered(records, asked)
         self._succession.answered(records, asked, self._now())
         self._succession.search(pools, records, self._now())
+
+    async def _place(self) -> None:
+        """Until Slurm has said it once: switches that are not known make storms of a single fault."""
+        try:
+            self.recovery.topology(await self._cluster.topology())
+        except ExahpcError as error:
+            _log.warning("the switches are not known yet: %s", error)
 
     async def _perform(self, act: Act) -> None:
         await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))

@@ -16,6 +16,7 @@ from exahpc.deployment.parse import load
 from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
+from exahpc.replica import neighbours
 from exahpc.replica.devices import Device, choose
 from exahpc.replica.guard import fault
 from exahpc.replica.mouth import Mouth
@@ -32,6 +33,9 @@ CPU_BUDGET, DEVICE_BUDGET = 256, 2048
 """Tokens of one plan: enough to keep a processor (an accelerator) busy with prompts."""
 CPU_CHUNK, DEVICE_CHUNK = 32, 1024
 """Prompt tokens of one plan while online sequences decode, see `batching`; by bench/chunked_prefill.py."""
+CPU_FIXED, DEVICE_FIXED = 6, 256
+"""Tokens that would take as long as reading the weights, which every plan does: on one core a step of SmolLM2-135M
+takes 26 ms and 4.6 ms for each sequence; an accelerator computes for so many tokens while it reads."""
 CPU_SLOWNESS = 3
 """An operation of attention over a long prompt takes so much longer than one of a matrix product on processors."""
 QUEUE = 8
@@ -54,9 +58,11 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
     _environment(pool)
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    _check_world(world.size, pool, MPI.Get_library_version())
+    _check_world(MPI.COMM_WORLD.size, pool, MPI.Get_library_version())
+    world, places = _ordered(MPI.COMM_WORLD)
     logs.begin(f"%(asctime)s rank {world.rank} %(levelname)s %(name)s: %(message)s")
+    if world.rank == 0:
+        log.info("the ranks' nodes in their order: %s", neighbours.told(places))
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     _forget_shared_files(world)
     mouth = Mouth(path) if world.rank == 0 else None  # early: the agent connects while the model loads
@@ -94,7 +100,10 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
     gc.freeze()  # else a look through all of them holds up decoding by a quarter second every now and then
     gc.enable()
     world.Barrier()
-    log.info("stage %d of %d, rank %d of %d on %s", grid.stage, grid.stages, grid.rank, grid.ranks, stage.device)
+    log.info(
+        "stage %d of %d, rank %d of %d on %s of %s",
+        *(grid.stage, grid.stages, grid.rank, grid.ranks, stage.device, os.uname().nodename),
+    )
     if mouth is None:
         follow(worker)
     else:
@@ -105,6 +114,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
             budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
             chunk=DEVICE_CHUNK if device else CPU_CHUNK,
             far=far(ModelShape.of(config), on_cpu=device is None),
+            fixed=DEVICE_FIXED if device else CPU_FIXED,
             lanes=grid.stages,
             vocabulary=stage.vocabulary_size,
             queue=QUEUE * pool.max_sequences,
@@ -151,6 +161,14 @@ def _check_world(size: int, pool: Pool, library: str) -> None:
                 else "Start exactly so many ranks"
             )
         )
+
+
+def _ordered(world: MPI.Intracomm) -> tuple[MPI.Intracomm, list[neighbours.Place]]:
+    """The world with the ranks of neighbouring nodes beside each other, and each rank's place. Collective."""
+    places = world.allgather(neighbours.place(os.environ, os.uname().nodename))
+    order = neighbours.order(places)
+    made = world if order == list(range(world.size)) else world.Split(0, order.index(world.rank))
+    return made, [places[rank] for rank in order]  # type: ignore[return-value]
 
 
 def _device(local_rank: int, per_rank: int) -> Device | None:

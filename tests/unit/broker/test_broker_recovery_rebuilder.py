@@ -45,6 +45,7 @@ class Slurm:
         self.records: list[JobRecord] = []
         self.trouble: SlurmError | None = None
         self.disabled = False
+        self.leaves: dict[str, str] | None = {}
 
     def submit(self, submission: Submission) -> str:
         self.asked.append(("submit", submission))
@@ -68,7 +69,9 @@ class Slurm:
         return {"7", "8"}
 
     def topology(self) -> dict[str, str]:
-        return {}
+        if self.leaves is None:
+            raise SlurmError("not now")
+        return self.leaves
 
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self.asked.append(("cancel", job))
@@ -238,3 +241,17 @@ def test_suspect_nodes_are_added_to_those_that_the_user_excludes(
     submission = Submission("n", "s", (), flags)
     assert avoiding(submission, ("n1", "n2")).flags == expected
     assert avoiding(submission, ()) == submission
+
+
+def test_switches_that_slurm_does_not_tell_at_once_are_asked_for_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.slurm.records = RUNNING
+        stage.slurm.leaves = None
+        await stage.until(30)
+        assert stage.rebuilder.recovery.placeless
+        stage.slurm.leaves = {"n0": "leaf1"}
+        await stage.until(120)
+        assert stage.rebuilder.recovery.leaves == {"n0": "leaf1"}
+
+    asyncio.run(story())

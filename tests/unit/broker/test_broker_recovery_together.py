@@ -224,3 +224,16 @@ def test_a_parked_task_that_waits_in_the_queue_is_cancelled_once() -> None:
     fleet.states = {3: "failed"}
     fleet.run(30)
     assert fleet.recovery.surplus([view(3, "gone")], fleet.now) == []
+
+
+def test_a_site_that_tells_no_switches_is_one_failure_domain_and_status_says_so() -> None:
+    fleet = Fleet()
+    assert fleet.recovery.notes() == []
+    fleet.recovery.topology({})
+    assert fleet.recovery.notes() == [
+        "Slurm tells of no switches or blocks: all nodes count as one failure domain"
+    ]
+    fleet.absent = [view(task) for task in range(32)]  # half of that domain: one event
+    assert fleet.run(300) == []
+    fleet.absent = fleet.absent[:8]  # an eighth may be single losses, and nobody can tell
+    assert len(fleet.run(300)) == 8
