@@ -16,6 +16,7 @@ from exahpc.cli.common import json_text, notes
 from exahpc.cli.plan_view import data, show
 from exahpc.deployment import parse, render
 from exahpc.deployment.accelerators import ACCELERATORS
+from exahpc.deployment.accelerators import Name as AcceleratorName
 from exahpc.deployment.known_models import KNOWN
 from exahpc.deployment.memory import Grid
 from exahpc.deployment.spec import Deployment, Dtype, Launcher, Model, Pool, Quantization, SlurmResources
@@ -54,7 +55,9 @@ def _listed(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_listed, help="Known names.")
-@click.option("--accelerator", type=click.Choice(list(ACCELERATORS)), help="What one rank runs on.")
+@click.option(
+    "--accelerator", type=click.Choice(list(ACCELERATORS)), help="What one rank runs on  [default: the pool's]"
+)
 @click.option("--memory", type=Bytes(), help="Of one rank's accelerator, for others: 80GB, 64GiB.")
 @click.option("--runtime", type=Bytes(), help="What driver and libraries take of it  [default: 0.75 to 1 GiB]")
 @click.option("--per-node", type=click.IntRange(1, 1024), help="Accelerators of a node  [default: a usual node's]")
@@ -87,7 +90,7 @@ def _listed(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
 def plan(
     model: str,
-    accelerator: str | None,
+    accelerator: AcceleratorName | None,
     memory: int | None,
     runtime: int | None,
     per_node: int | None,
@@ -136,7 +139,8 @@ def plan(
     device = _device(deployment, chosen, accelerator, memory, runtime, per_node)
     if not fixed:
         slurm = SlurmResources(gpus_per_node=str(device.per_node))
-        deployment = msgspec.structs.replace(deployment, slurm=slurm)
+        chosen = msgspec.structs.replace(chosen, accelerator=accelerator if memory is None else None)
+        deployment = msgspec.structs.replace(deployment, slurm=slurm, pool=(chosen,))
     grid = Grid(tensor_parallel or 1, pipeline_parallel or 1) if tensor_parallel or pipeline_parallel else None
     found = make(
         deployment,
@@ -204,12 +208,13 @@ def _changed(
 def _device(
     deployment: Deployment,
     pool: Pool,
-    accelerator: str | None,
+    accelerator: AcceleratorName | None,
     memory: int | None,
     runtime: int | None,
     per_node: int | None,
 ) -> Device:
-    known = ACCELERATORS.get(accelerator or "")
+    name = accelerator or (pool.accelerator if memory is None else None)
+    known = ACCELERATORS[name] if name else None
     local = deployment.launcher.kind == "local"
     here = pool.replicas_per_task * pool.ranks_per_replica
     usual = here if local else devices_of_node(deployment, pool)
@@ -248,5 +253,11 @@ def _write(found: Plan, config: Any, file: Path) -> None:
     parse.load(text, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-    notes.print(f"Wrote {file}. Add partition, account and time to [slurm], then:", markup=False)
-    notes.print(f"  exahpc up --dry-run {shlex.quote(str(file))}", markup=False, soft_wrap=True)
+    notes.print(f"Wrote {file}.", markup=False)
+    if found.deployment.launcher.kind == "slurm":
+        notes.print("Add partition, account and time to [slurm], as your site wants them.", markup=False)
+    try:
+        prepare.check_model(prepare.settled(found.deployment, file.absolute().parent))
+    except DeploymentError as error:  # a plan needs no weights, a replica does
+        notes.print(f"Before it can serve: {error}", markup=False, soft_wrap=True)
+    notes.print(f"Then: exahpc up --dry-run {shlex.quote(str(file))}", markup=False, soft_wrap=True)

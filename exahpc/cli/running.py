@@ -21,7 +21,7 @@ from exahpc.cli.common import notes, opened, slurm_client
 from exahpc.cli.signals import Terminated, terminable
 from exahpc.errors import BatchBusy, ExahpcError
 from exahpc.lab.hire import Hire, deployment_for
-from exahpc.launch import prepare
+from exahpc.launch import prepare, room
 from exahpc.launch.asking import Watching, note_deployment
 from exahpc.launch.hired import Hired, name_for
 from exahpc.wire import messages as m
@@ -68,6 +68,7 @@ class Runner:
         prepare.check_stage(self.deployment)
         prepare.check_model(self.deployment)
         prepare.check_programs(self.deployment)
+        room.check_arrays(self.deployment)
         self.hired = Hired(self.deployment, slurm_client(self.deployment), tell, sleep=self._sleep)
         self.folder = self.hired.folder
 

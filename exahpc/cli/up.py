@@ -15,8 +15,9 @@ from exahpc.cli.common import notes, slurm_client
 from exahpc.deployment.grid import Ledger
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.deployment.units import memory
-from exahpc.errors import ExahpcError
-from exahpc.launch import place, prepare, ready, start
+from exahpc.errors import DeploymentError, ExahpcError, SlurmError
+from exahpc.launch import place, prepare, ready, room, start
+from exahpc.slurm.api import SlurmClient
 from exahpc.wire.folder import Folder
 
 
@@ -28,7 +29,8 @@ from exahpc.wire.folder import Folder
     "--wait/--no-wait", default=True, help="Wait until all replicas are ready (default), or come back at once."
 )
 @click.option("--timeout", type=click.FloatRange(1), help="Longest wait in seconds; the start itself goes on.")
-def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float | None) -> None:
+@click.option("--strict", is_flag=True, help="Refuse pools that do not fit their accelerators; else: warn.")
+def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float | None, strict: bool) -> None:
     """Start the deployment that FILE describes.
 
     Checks the file, the model and the programs first. Then submits the head and one job array a pool to Slurm, or
@@ -41,6 +43,8 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         _explain(deployment, path)
     prepare.check_stage(deployment)
     ledgers = prepare.check_model(deployment)
+    room.check_arrays(deployment)
+    _warn_of_memory(deployment, strict)
     if note := prepare.note_on_conversion(deployment):
         notes.print(note, markup=False)
     if dry_run:
@@ -50,6 +54,7 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     client = slurm_client(deployment)
     with start.alone(path):
         start.refuse_twice(path, client)
+        _advise(deployment, client)
         _show_memory(deployment, ledgers)
         folder, key = prepare.create(path, deployment)
         start.begin(folder, deployment, client, told=lambda what: notes.print(f"  {what}", markup=False))
@@ -86,6 +91,25 @@ def _explain(deployment: Deployment, path: Path) -> None:
     notes.print("These files run:")
     for file in files:
         click.echo(str(file))
+
+
+def _warn_of_memory(deployment: Deployment, strict: bool) -> None:
+    found = room.shortages(deployment)
+    if strict and found:
+        raise DeploymentError("; ".join(found))
+    for why in found:
+        notes.print(f"Warning: {why}", markup=False, soft_wrap=True)
+
+
+def _advise(deployment: Deployment, client: SlurmClient | None) -> None:
+    if client is None or all(pool.nodes_per_replica == 1 for pool in deployment.pool):
+        return
+    try:
+        leaves = client.topology()
+    except SlurmError:
+        return  # it is only advice
+    for line in room.advice_on_switches(deployment, leaves):
+        notes.print(line, markup=False, soft_wrap=True)
 
 
 def _show_memory(deployment: Deployment, ledgers: dict[str, Ledger]) -> None:

@@ -97,6 +97,21 @@ def choice(case: Case, config: Mapping[str, Any] | None, per_node: int, tokens: 
     )
 
 
+def shortage(case: Case, grid: Grid, tokens: int) -> str:
+    """Why a rank cannot work with a KV cache of so many tokens a replica, "" when it can."""
+    found = rank(case, grid, tokens)
+    if found.free >= 0:
+        return ""
+    rest = found.used - found.weights - found.kv
+    room = most_tokens(case, grid)
+    fits = room >= case.context
+    remedy = f"set kv_tokens to at most {room}" if fits else "take more ranks, or quantize the model"
+    return (
+        f"a rank needs {memory(found.used)} (weights {memory(found.weights)}, KV cache {memory(found.kv)}, "
+        f"workspace and runtime {memory(rest)}) and has {memory(case.memory)}: {remedy}"
+    )
+
+
 def best(found: list[Choice]) -> Choice | None:
     """The grid that runs most sequences on a node; of equals that of fewest ranks, then of fewest stages."""
     good = [one for one in found if not one.problem]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from exahpc.deployment.accelerators import Name as AcceleratorName
 from exahpc.deployment.frozen import Frozen
 from exahpc.deployment.policy import Alerts, Budget, Health, Length, Rollout, Routing, Scaling, Walltime
 
@@ -113,6 +114,8 @@ class Pool(Frozen, frozen=True):
     """CPU threads of one rank."""
     devices_per_rank: int = 1
     """Accelerators of one rank when the site has some (gres or gpus_per_node given)."""
+    accelerator: AcceleratorName | None = None
+    """What one rank runs on: `exahpc up` then compares its memory with what a rank needs (`--strict`: refuses)."""
     requeue: bool = True
     """Let Slurm requeue a lost task. Off: the broker resubmits into the slot."""
     length: Length = "any"

@@ -11,6 +11,7 @@ import msgspec
 
 from exahpc.deployment import parse, render
 from exahpc.deployment.accelerators import ACCELERATORS
+from exahpc.deployment.accelerators import Name as AcceleratorName
 from exahpc.deployment.memory import Grid
 from exahpc.deployment.policy import Budget, Scaling
 from exahpc.deployment.spec import (
@@ -44,7 +45,7 @@ class Hire(msgspec.Struct, frozen=True):
     like: Path | None = None
     pool: str | None = None
     launcher: LauncherKind | None = None
-    accelerator: str | None = None
+    accelerator: AcceleratorName | None = None
     memory: int | None = None
     per_node: int | None = None
     tensor_parallel: int | None = None
@@ -161,7 +162,7 @@ def _planned(hire: Hire) -> Deployment:
 
 
 def _device(hire: Hire, kind: LauncherKind) -> Device:
-    known = ACCELERATORS.get(hire.accelerator or "")
+    known = ACCELERATORS[hire.accelerator] if hire.accelerator else None
     memory, per_node = hire.memory, hire.per_node
     if known is not None:
         devices = per_node or known.per_node

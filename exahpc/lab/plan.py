@@ -70,12 +70,11 @@ def config_of(model: str) -> tuple[Mapping[str, Any], Path | None]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         known = find(model)
-        if known is None:
-            raise DeploymentError(
-                f"MODEL = {model!r}: no such file or folder with a config.json, and no known model "
-                f"(`exahpc plan --list` names them)"
-            )
-        return KNOWN[known], None
+        if known is not None:
+            return KNOWN[known], None
+        raise DeploymentError(
+            f"MODEL = {model!r}: no known model (`exahpc plan --list` names them), and {_no_config(path)}"
+        )
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -83,6 +82,18 @@ def config_of(model: str) -> tuple[Mapping[str, Any], Path | None]:
     if not isinstance(config, dict):
         raise DeploymentError(f"{file} must hold one JSON object, as a Hugging Face config.json does")
     return config, file.absolute().parent
+
+
+def _no_config(path: Path) -> str:
+    """Why there is no model at this path, and what to name instead."""
+    if not path.is_dir():
+        return "no such file or folder"
+    for pattern in ("*/config.json", "snapshots/*/config.json"):  # the latter: the library's cache of downloads
+        if inside := sorted(file.parent for file in path.glob(pattern)):
+            return f"a folder without a config.json; there is one in {inside[-1]}: name that"
+    forms = [name for name in (".safetensors", ".gguf", ".bin", ".pth") if any(path.glob(f"*{name}"))]
+    holds = f"a folder with {', '.join(forms)} files but" if forms else "a folder with"
+    return f"{holds} no config.json: a Hugging Face checkpoint has one beside its weights, copy it too"
 
 
 def served(config: Mapping[str, Any]) -> bool:
@@ -131,6 +142,9 @@ def make(
         max_sequences=pool.max_sequences if fixed else chosen.sequences,
         kv_tokens=pool.kv_tokens if fixed else chosen.tokens,
     )
+    spans = chosen.nodes_per_replica > 1 and not fixed
+    if spans and merged(deployment.slurm, pool.slurm).switches is None:  # without effect where there are none
+        pool = msgspec.structs.replace(pool, slurm=msgspec.structs.replace(pool.slurm, switches="1@5:00"))
     pools = tuple(pool if one.name == pool.name else one for one in deployment.pool)
     return Plan(
         device=device,

@@ -74,7 +74,7 @@ def check_model(deployment: Deployment) -> dict[str, Ledger]:
     if not path.is_dir():
         hint = "`exahpc model fetch` gets a small one to try" if path.name == "smollm2" else "correct the path"
         raise DeploymentError(f"model.path = {str(path)!r}: there is no such folder; {hint}")
-    config = _config(path)
+    config = model_config(path)
     if not any(path.glob("*.safetensors")):
         raise DeploymentError(f"model.path = {str(path)!r}: holds no .safetensors file; convert the weights first")
     _converts(deployment)
@@ -143,7 +143,8 @@ def _check_tokenizer(path: Path, *, fold_system: bool) -> None:
         raise DeploymentError(f"{where}: {words}") from None
 
 
-def _config(path: Path) -> dict[str, Any]:
+def model_config(path: Path) -> dict[str, Any]:
+    """The config.json of a model's folder. Raises DeploymentError when there is none, or a damaged one."""
     try:
         config = json.loads((path / "config.json").read_bytes())
     except FileNotFoundError:

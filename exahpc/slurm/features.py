@@ -43,6 +43,15 @@ def has_requeue_exit(code: int) -> bool:
         return False
 
 
+def max_array_size() -> int | None:
+    """Tasks that a job array may have; None when Slurm does not say."""
+    try:
+        told = config().get("MaxArraySize", "")
+    except SlurmError:
+        return None
+    return int(told) if told.isdigit() else None
+
+
 def version() -> str:
     """Of the site's Slurm, "22.05.8"; "" when there is none to ask."""
     try:

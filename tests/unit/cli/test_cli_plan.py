@@ -109,7 +109,7 @@ def test_this_machine_is_planned_for_without_an_accelerator(checkpoint: Path, tm
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("nobody", *H100), "MODEL = 'nobody': no such file"),
+        (("nobody", *H100), "no known model (`exahpc plan --list` names them), and no such file or folder"),
         (("llama-3.1-8b",), "Give --accelerator (v100-32"),
         (("llama-3.1-8b", "--memory", "80GB"), "add --per-node"),
         (("llama-3.1-8b", "--memory", "lots"), "write a number of bytes with a unit"),
@@ -164,3 +164,56 @@ def test_the_file_says_how_many_accelerators_a_node_has(
     text = f'name = "a"\nmodel.path = "{checkpoint}"\n[[pool]]\nname = "main"\n[slurm]\n{slurm}\n'
     (tmp_path / "a.toml").write_text(text)
     assert data(tmp_path / "a.toml", *H100)["device"]["per_node"] == devices
+
+
+@pytest.mark.parametrize(
+    ("inside", "says"),
+    [
+        ("model-00001-of-00002.safetensors", "a folder with .safetensors files but no config.json"),
+        ("llama.Q4_K_M.gguf", "a folder with .gguf files but no config.json"),
+        ("snapshots/0e9e39f/config.json", "there is one in {folder}/snapshots/0e9e39f: name that"),
+        ("text/config.json", "there is one in {folder}/text: name that"),
+        ("README", "a folder with no config.json: a Hugging Face checkpoint has one"),
+    ],
+)
+def test_a_folder_without_a_config_is_told_with_what_it_holds(tmp_path: Path, inside: str, says: str) -> None:
+    folder = tmp_path / "mine"
+    (folder / inside).parent.mkdir(parents=True)
+    (folder / inside).touch()
+    done = run(folder, *H100)
+    assert done.exit_code == 2
+    assert says.format(folder=folder) in " ".join(done.output.split())
+
+
+def test_what_the_model_still_lacks_is_told_with_the_file(checkpoint: Path, tmp_path: Path) -> None:
+    """A plan needs no weights; who writes a file wants to serve."""
+    done = run(checkpoint, *H100, "--write", tmp_path / "a.toml")
+    assert done.exit_code == 0
+    assert "Before it can serve:" in done.output
+    assert "holds no .safetensors file" in done.output
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    first = len(header).to_bytes(8, "little") + header + bytes(4)
+    (checkpoint / "model-00001-of-00002.safetensors").write_bytes(first)
+    done = run(checkpoint, *H100, "--write", tmp_path / "b.toml")
+    assert "model-00002-of-00002.safetensors" in done.output
+
+
+def test_a_written_file_keeps_the_accelerator_for_the_next_plan_and_for_up(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    run(checkpoint, *H100, "--write", tmp_path / "a.toml")
+    assert load((tmp_path / "a.toml").read_text()).pool[0].accelerator == "h100-80"
+    assert data(tmp_path / "a.toml")["device"] == data(tmp_path / "a.toml", *H100)["device"]
+    by_bytes = data(tmp_path / "a.toml", "--memory", "40GB")["device"]
+    assert (by_bytes["title"], by_bytes["memory"]) == ("an accelerator", 40 * 10**9)
+
+
+def test_a_replica_of_several_nodes_asks_for_one_switch(tmp_path: Path) -> None:
+    card = ("--memory", "40GB", "--per-node", "4")
+    run("llama-3.1-70b", *card, "--write", tmp_path / "a.toml")
+    pool = load((tmp_path / "a.toml").read_text()).pool[0]
+    assert (pool.nodes_per_replica, pool.slurm.switches) == (2, "1@5:00")
+    run("llama-3.1-8b", *card, "--write", tmp_path / "b.toml")
+    assert load((tmp_path / "b.toml").read_text()).pool[0].slurm.switches is None
