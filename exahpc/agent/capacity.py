@@ -125,6 +125,7 @@ class Capacity:
         if not choice.job.row:
             self._online += 1
             self._needs += choice.need
+            self.meter.online = self._online
 
     def leave(self, choice: Choice) -> bool:
         """Forget a choice that ran or waited. True when the replica runs it."""
@@ -136,6 +137,7 @@ class Capacity:
             if not choice.job.row:
                 self._online -= 1
                 self._needs -= choice.need
+                self.meter.online = self._online
             return True
         queue = self.rows if choice.job.row else self.online
         if choice in queue:

@@ -50,10 +50,12 @@ class Timing:
 
 class Meter:
     """One incarnation of a replica. window: requests that medians are taken of, at most; memory: seconds after
-    which a request does not count any more once newer ones have come; agent: measures for all replicas."""
+    which a request does not count any more once newer ones have come; agent: measures for all replicas; online:
+    sequences of online requests that run now. While there are some, batch rows give way to them: how slow rows are
+    then says nothing of the replica, and does not count for its service."""
 
     def __init__(self, window: int, memory: float, agent: AgentMeter | None = None) -> None:
-        self.served = self.failed = self.odd = 0
+        self.served = self.failed = self.odd = self.online = 0
         self._memory = memory
         self._agent = agent or AgentMeter()
         self._recent: deque[tuple[float, Timing]] = deque(maxlen=window)
@@ -66,7 +68,8 @@ class Meter:
         self._agent.ttft.seconds(timing.ttft)
         while self._recent and self._recent[0][0] < now - self._memory:
             self._recent.popleft()
-        self._recent.append((now, timing))
+        if not self._gives_way(choice):
+            self._recent.append((now, timing))
 
     def ended(self, choice: Choice, now: float) -> bool:
         """A sequence ended well, and was counted and told. True when it looks odd."""
@@ -78,16 +81,24 @@ class Meter:
         return timing.only != VARIED and choice.count - timing.before >= ODD_TOKENS
 
     def _look(self, choice: Choice, now: float) -> None:
-        tokens = choice.timing.look(choice.count, now)
+        timing = choice.timing
+        before = timing.tbt
+        tokens = timing.look(choice.count, now)
         if tokens > 0:
-            self._agent.tbt.seconds(choice.timing.tbt, tokens)
+            self._agent.tbt.seconds(timing.tbt, tokens)
+        if self._gives_way(choice):
+            timing.tbt = before
+
+    def _gives_way(self, choice: Choice) -> bool:
+        return self.online > 0 and choice.job.row
 
     def service(self, running: Iterable[Choice], now: float) -> Service:
         """The figures as of now."""
         pending: list[float] = []
         for choice in running:
             if choice.prefill:
-                pending.append(now - choice.timing.at)
+                if not self._gives_way(choice):
+                    pending.append(now - choice.timing.at)
             else:
                 self._look(choice, now)
         ttfts = [timing.ttft for _, timing in self._recent]

@@ -11,6 +11,10 @@ for each that decodes, and fewer far into a long prompt. The prompt with the low
 that room (a block at least) in every plan; the others go by what is left of them, the shortest first, batch rows
 last. So a long prompt neither holds up short ones nor waits for ever.
 
+**Batch rows** take turns while online sequences are there: plans then have room for so many tokens of rows that
+they take a seventh longer, on the mean. For a while after that their prompts take small parts, since who comes
+next waits for the plan in flight (`beside`). Else rows have all the room.
+
 **Blocks** are taken when they are needed. If none is free, the running sequence with the highest key gives way:
 it gives back its blocks and waits with its old key; what it computed stays remembered, so that going on is often
 free. An online sequence that cannot start makes batch rows give way. The lowest key never gives way, hence
@@ -26,6 +30,7 @@ import math
 from itertools import repeat
 
 from exahpc.errors import StateError
+from exahpc.replica.beside import Beside, due
 from exahpc.replica.blocks import BLOCK
 from exahpc.replica.limits import Limits, impossible, least_budget
 from exahpc.replica.plan import Drawn, Plan, Row
@@ -45,6 +50,7 @@ class Scheduler:
         self._known: dict[int, Sequence] = {}
         self._flight: dict[int, tuple[list[Sequence], list[Sequence]]] = {}  # who samples, who scores
         self._admitted = self._steps = 0
+        self._beside = Beside(limits)
         self.generated = 0
 
     # --- what the agent says --------------------------------------------------------------------------------
@@ -188,24 +194,29 @@ class Scheduler:
     # --- who runs -------------------------------------------------------------------------------------------
 
     def _choose(self) -> list[tuple[Sequence, Row]]:
-        residents = self._residents
+        residents, limits, beside = self._residents, self.limits, self._beside
         residents.start()
         idle = [s for s in residents.running if not s.awaited]
         for sequence in idle:
             residents.adopt(sequence)
+        beside.look(residents.running, self._steps)
         prompts = [s for s in idle if s.left > 1]
-        decoding = sorted((s for s in idle if s.left == 1), key=lambda s: (s.turn, s.key))
-        due = decoding[: -(-(len(residents.running) - len(prompts)) // self.limits.lanes)]
-        hurry = any(not s.message.batch for s in residents.running if s.left <= 1)  # in any lane
-        room = self.limits.room(len(due), hurry)
+        decoding = due([s for s in idle if s.left == 1], residents.running, limits.lanes)
+        hurry = beside.lately or any(not s.message.batch for s in residents.running if s.left <= 1)  # in any lane
+        room = limits.room(len(decoding), hurry, beside.lately)
+        if beside.online:
+            prompts.sort(key=lambda s: s.message.batch)
+        beside.earn(sum(s.left for s in (*decoding, *prompts) if not s.message.batch))
         sure = _sure(prompts, room)
         chosen: list[tuple[Sequence, Row]] = []
-        for sequence in sorted([*due, *prompts[:1]], key=lambda s: s.key):
+        for sequence in sorted([*decoding, *prompts[:1]], key=lambda s: s.key):
             if sequence.slot < 0:  # gave way to one before it
                 continue
             decodes = sequence.left == 1
-            weight = self.limits.weight(sequence.cached, hurry)
-            count = 1 if decodes else sequence.cut(max(BLOCK, math.ceil(sure / weight)))
+            weight = limits.weight(sequence.cached, hurry)
+            count = beside.most(sequence, 1 if decodes else sequence.cut(max(BLOCK, math.ceil(sure / weight))))
+            if not count:
+                continue
             if residents.grow(sequence, count):
                 chosen.append((sequence, self._row(sequence, count)))
                 room -= 0 if decodes else int(count * weight)
@@ -215,8 +226,8 @@ class Scheduler:
             if sequence.slot < 0:
                 continue
             residents.adopt(sequence)  # also what rows of this very plan compute
-            weight = self.limits.weight(sequence.cached, hurry)
-            count = sequence.cut(max(0, math.ceil(room / weight)))
+            weight = limits.weight(sequence.cached, hurry)
+            count = beside.most(sequence, sequence.cut(max(0, math.ceil(room / weight))))
             if count and residents.has(sequence, count) and residents.grow(sequence, count):
                 chosen.append((sequence, self._row(sequence, count)))
                 room -= int(count * weight)

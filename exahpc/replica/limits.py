@@ -17,9 +17,10 @@ class Limits(msgspec.Struct, frozen=True):
 
     sequences: slots; blocks: of the KV cache; context: tokens of the longest sequence; budget: tokens of one plan;
     lanes: plans in flight; vocabulary: token ids are below it; chunk: prompt tokens of a plan while online
-    sequences decode; far: cached tokens to which a token's attention takes as long as all else for it; queue:
-    waiting sequences beyond which no further is taken in; patience: steps by which online sequences go before
-    batch rows; prefix: share equal beginnings.
+    sequences decode; far: cached tokens to which a token's attention takes as long as all else for it; fixed:
+    tokens that would take as long as what an iteration takes without any; queue: waiting sequences beyond which no
+    further is taken in; patience: steps by which online sequences go before batch rows; prefix: share equal
+    beginnings.
     """
 
     sequences: int
@@ -30,8 +31,9 @@ class Limits(msgspec.Struct, frozen=True):
     vocabulary: int
     chunk: int = 100_000
     far: int = 1_000_000
+    fixed: int = 0
     queue: int = 100_000
-    patience: int = 1000
+    patience: int = 100_000
     prefix: bool = True
 
     def __post_init__(self) -> None:
@@ -43,9 +45,12 @@ class Limits(msgspec.Struct, frozen=True):
                 f"budget = {self.budget}: every sequence and one block of a prompt need {least} tokens"
             )
 
-    def room(self, decoding: int, hurry: bool) -> int:
-        """Prompt tokens of a plan beside so many decoding sequences. hurry: some of these are online."""
+    def room(self, decoding: int, hurry: bool, lately: bool = False) -> int:
+        """Prompt tokens of a plan beside so many decoding sequences. hurry: some of these are online; lately: only
+        rows are there, and an online sequence may come, which waits until the plan is over."""
         room = self.budget - decoding
+        if lately:
+            return min(room, max(BLOCK, self.chunk // 2))
         return min(room, max(self.chunk, _PER_DECODING * decoding)) if hurry else room
 
     def weight(self, cached: int, hurry: bool) -> float:

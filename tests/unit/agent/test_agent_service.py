@@ -1,4 +1,5 @@
-"""What a replica is measured by: latency of online requests and batch rows alike, answers, and quiet when idle."""
+"""What a replica is measured by: latency of requests, and of batch rows that have it for themselves; answers;
+quiet when idle."""
 
 from __future__ import annotations
 
@@ -62,6 +63,25 @@ def test_a_request_that_runs_counts_with_its_latest_pace() -> None:
     for number in range(5):
         made.tokens(0, Tokens([(sequence, A if number % 2 else B)], []), 2.0 + number)
     assert made.service(0, 6.0).tbt == pytest.approx(1.02)
+
+
+def test_rows_that_give_way_to_online_requests_do_not_make_a_replica_look_slow() -> None:
+    made = relay()
+    steady = row(made, "steady", 0.0, 20)
+    for number in range(5):
+        made.tokens(0, Tokens([(steady, A if number % 2 else B)], []), 1.0 + 0.1 * number)
+    assert made.service(0, 1.4).tbt == pytest.approx(0.1)
+    online, late = request(made, "online", 1.4, 20), row(made, "late", 1.4, 20)
+    for number in range(15):
+        made.tokens(0, Tokens([(online, A if number % 2 else B)], []), 1.5 + 0.1 * number)
+    before = made.service(0, 3.0)
+    made.tokens(0, Tokens([(steady, A), (late, A)], []), 3.0)
+    service = made.service(0, 3.0)
+    assert (service.ttft, service.samples) == (before.ttft, 2)
+    assert service.tbt == pytest.approx(0.1, abs=0.01)
+    made.tokens(0, Tokens([(online, A)], [(online, "length")]), 3.0)
+    play(made, row(made, "free", 3.0, 3), [A, B, A], 3.1, 0.1)
+    assert made.service(0, 3.3).samples == 3, "from now on they count again"
 
 
 def test_answers_of_one_token_say_nothing_about_the_time_between() -> None:

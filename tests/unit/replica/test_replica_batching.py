@@ -470,7 +470,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
 
 
 def test_the_highest_key_gives_way_and_its_draws_go_on_in_order() -> None:
-    s = Scheduler(limits(sequences=3, blocks=4))
+    s = Scheduler(limits(sequences=3, blocks=4, fixed=1000))
     penalties = Sampling(temperature=1.0, presence_penalty=0.5)
     s.admit(admit(1, 14, 30))
     s.admit(admit(2, 14, 30, batch=True, position=3, sampling=penalties))
