@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from exahpc.clerk.queue import Queue
+from exahpc.clerk.queue import AGAIN, Queue
 from exahpc.errors import BatchError
 from exahpc.wire.shelf import STALE_SECONDS, sweep
 from exahpc.wire.submissions import LineError, State
@@ -56,8 +56,13 @@ class Clerk:
             self._wishes_at = now + _WISHES_EVERY
             self._grant()
         for batch in self._queue.start(now):
-            log.info("%s runs", batch)
-            self._workers[batch] = self._start(batch)
+            try:
+                self._workers[batch] = self._start(batch)
+            except OSError as error:  # this machine has no room for a process
+                log.error("no worker for %s: %s", batch, error)
+                self._queue.ended(batch, AGAIN, now)
+            else:
+                log.info("%s runs", batch)
 
     def _find(self) -> None:
         for batch in self._tray.ids():
@@ -99,7 +104,9 @@ class Clerk:
         log.info("the worker of %s ended with code %d", batch, code)
         if self._queue.ended(batch, code, now):
             log.error("%s: %s", batch, _CRASHED)
+            self._seen.discard(batch)  # should nobody be able to write that down now, it is found again
             self._tray.save(batch, _crashed(self._tray.state(batch), int(time.time())))
+            self._seen.add(batch)
 
     def end(self) -> None:
         """Let the workers end in order."""
@@ -141,7 +148,7 @@ def serve(clerk: Clerk, tray: Tray) -> None:
                 sweep_at = now + STALE_SECONDS
                 sweep(tray.path.parent, time.time())
             clerk.turn(now)
-        except OSError as error:
+        except (OSError, BatchError) as error:
             log.error("the deployment's folder cannot be used: %s", error)
         told.wait(LOOK_SECONDS)
     clerk.end()

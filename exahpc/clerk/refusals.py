@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from exahpc.batch.inputs.detect import detect
+from exahpc.batch.inputs.options import InputOptions
 from exahpc.batch.plan import BAD, KINDS, Parts
 from exahpc.errors import BatchError
 from exahpc.wire.submissions import LineError
@@ -53,6 +56,17 @@ def _reported(parts: Parts) -> Iterator[_Bad]:
     with open(parts.bad, "rb") as file:
         for text in file:
             yield msgspec.json.decode(text, type=_Bad)
+
+
+def refuse_packed(sources: Iterable[Path], options: InputOptions) -> None:
+    """Raises BatchError for a compressed file: an upload's limit would say nothing about what comes out of it."""
+    for source in sources:
+        try:
+            packed = detect(source, options).packed
+        except OSError as error:
+            raise BatchError(f"input {source} cannot be read: {error.strerror}") from error
+        if packed is not None:
+            raise BatchError(f"the file is compressed by {packed}: upload the lines themselves")
 
 
 def check_endpoint(parts: Parts, endpoint: str) -> None:

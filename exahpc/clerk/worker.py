@@ -20,7 +20,7 @@ from exahpc.batch.run import Prepared, Question
 from exahpc.batch.space import NoRoomError
 from exahpc.clerk.publish import publish
 from exahpc.clerk.queue import AGAIN, DONE
-from exahpc.clerk.refusals import InputRefused, check_endpoint, refused
+from exahpc.clerk.refusals import InputRefused, check_endpoint, refuse_packed, refused
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import BatchBusy, BatchCancelled, BatchError, LinkError
 from exahpc.wire import messages as m
@@ -76,6 +76,8 @@ class Worker:
         self._look()
         submission = self._submission
         options = msgspec.json.decode(submission.options, type=InputOptions)
+        if submission.order is not None and self._state.phase == "validating":
+            refuse_packed(map(Path, submission.sources), options)
         try:
             prepared = running.prepare(
                 Inputs(tuple(map(Path, submission.sources)), options),

@@ -28,16 +28,20 @@ def form_in_place(found: Found) -> Form | None:
 def copy(path: Path, found: Found, options: InputOptions, target: Path, beat: Callable[[], None]) -> Form:
     """Write the rows of `path` to `target`; returns how its lines are written. beat is called now and then.
 
-    Raises BatchError when the file as a whole cannot be read.
+    Raises BatchError when the file as a whole cannot be read, OSError when the disk is full; then nothing is left.
     """
-    with os.fdopen(os.open(target, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-        form = _form(path, found, options)
-        for i, piece in enumerate(_pieces(path, found, options)):
-            file.write(piece)
-            if i % 1024 == 0:
-                beat()
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(os.open(target, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            form = _form(path, found, options)
+            for i, piece in enumerate(_pieces(path, found, options)):
+                file.write(piece)
+                if i % 1024 == 0:
+                    beat()
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        target.unlink(missing_ok=True)  # what unpacks to more than there is room for must not keep the room
+        raise
     return form
 
 

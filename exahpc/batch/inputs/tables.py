@@ -17,6 +17,7 @@ from exahpc.errors import BatchError
 
 Prompts = Iterator[tuple[int, Any]]
 _ROWS = 4096
+_TAKEN = "text, lists of token ids, or lists of messages"
 
 
 def column_of(names: Sequence[str], wanted: str | None, path: Path) -> str:
@@ -39,6 +40,8 @@ def csv_prompts(stream: BinaryIO, path: Path, column: str | None, delimiter: str
         header = next(rows, [])
     except csv.Error as error:
         raise BatchError(f"input {path} is no CSV: {error}") from error
+    if not header:
+        raise BatchError(f"input {path} does not begin with the names of its columns: its first line is empty")
     at = header.index(column_of(header, column, path))
     while True:
         line = rows.line_num + 1
@@ -64,13 +67,50 @@ def parquet_prompts(path: Path, column: str | None) -> Prompts:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             name = column_of(file.schema_arrow.names, column, path)
+            kind = file.schema_arrow.field(name).type
+            if not _may_hold_prompts(kind):
+                raise BatchError(f"column {name!r} of input {path} has type {kind}: {_TAKEN} are needed")
             number = 0
             for batch in file.iter_batches(_ROWS, columns=[name]):
-                for value in _values(batch.column(0)):
+                for value in _values(batch.column(name)):
                     number += 1
                     yield number, value
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise BatchError(f"input {path} cannot be read as Parquet: {error}") from error
+
+
+def _may_hold_prompts(kind: Any) -> bool:
+    """Whether values of a column of this type can be prompts. What others become in Python may be nothing that can
+    be written down (times in nanoseconds), or a surprise (dates)."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _may_hold_prompts(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        return bool(types.is_integer(inner) or types.is_null(inner) or _is_message(inner))
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    more = (types.is_fixed_size_binary, types.is_string_view, types.is_binary_view, types.is_null)
+    return any(fits(kind) for fits in (*texts, *more))
+
+
+def _is_message(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_struct(kind)) and all(_is_json(field.type) for field in kind)
+
+
+def _is_json(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return all(_is_json(field.type) for field in kind)
+    if types.is_dictionary(kind):
+        return _is_json(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _is_json(kind.value_type)
+    plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return any(fits(kind) for fits in (*plain, types.is_null))
 
 
 def _values(column: Any) -> list[Any]:
@@ -100,7 +140,7 @@ def hdf5_prompts(path: Path, dataset: str | None) -> Prompts:
             for first in range(0, rows, step):
                 for number, value in enumerate(found[first : first + step].tolist(), first + 1):
                     yield number, _prompt_of(value)
-    except OSError as error:
+    except (OSError, RuntimeError, KeyError, ValueError) as error:  # as h5py says that a file is damaged
         raise BatchError(f"input {path} cannot be read as HDF5: {error}") from error
 
 

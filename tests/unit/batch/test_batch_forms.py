@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +279,80 @@ def test_text_of_parquet_that_is_no_utf8_is_a_fault_of_its_row(tmp_path: Path) -
     plan, parts = index(tmp_path, tmp_path / "p.parquet", skip_invalid=True)
     assert contents(plan, parts) == ["good"]
     assert [line for line, _ in faults(parts)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array([1, 2], pyarrow.timestamp("ns")),
+        pyarrow.array([1, 2], pyarrow.duration("ns")),
+        pyarrow.array([[1], [2]], pyarrow.list_(pyarrow.timestamp("ns"))),
+        pyarrow.array([[{"role": 1}]], pyarrow.list_(pyarrow.struct({"role": pyarrow.time64("ns")}))),
+        pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        pyarrow.array([[[1]]]),
+        pyarrow.array([1.5]),
+        pyarrow.array([True]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_parquet_column_that_cannot_hold_prompts_is_named_with_its_type(
+    tmp_path: Path, column: pyarrow.Array
+) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "p.parquet")
+    with pytest.raises(BatchError, match=r"column 'prompt' .* has type "):
+        index(tmp_path, tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array(["a", "b", "a"]).dictionary_encode(),
+        pyarrow.array(["a", "b", "a"], pyarrow.string_view()),
+        pyarrow.array([b"a", b"b", b"a"], pyarrow.binary(1)),
+        pyarrow.array([[{"role": "user", "content": text}] for text in "aba"]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_parquet_column_may_store_prompts_as_it_likes(tmp_path: Path, column: pyarrow.Array) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column, "other": range(3)}), tmp_path / "p.parquet")
+    assert contents(*index(tmp_path, tmp_path / "p.parquet")) == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("p.parquet", as_parquet),
+        ("p.h5", as_hdf5),
+        ("p.txt.gz", lambda p: p.write_bytes(gzip.compress(b"prompt\n" * 99))),
+        ("p.txt.zst", lambda p: p.write_bytes(zstd(b"prompt\n" * 99))),
+    ],
+)
+def test_a_file_is_read_or_named_wherever_it_is_damaged(
+    tmp_path: Path, name: str, write: Callable[[Path], Any]
+) -> None:
+    write(tmp_path / name)
+    data, path, told = (tmp_path / name).read_bytes(), tmp_path / name, list[str]()
+    for at in range(8, len(data), max(1, len(data) // 24)):
+        path.write_bytes(data[:at] + b"\xaa" * 24 + data[at + 24 :])
+        try:
+            index(tmp_path, path, skip_invalid=True)
+        except BatchError as error:
+            told.append(str(error))
+        shutil.rmtree(tmp_path / "out.h5.parts")
+    assert told
+    assert all(str(path) in text for text in told)
+
+
+def test_what_unpacks_to_more_than_there_is_room_for_keeps_no_room(tmp_path: Path) -> None:
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(bytes(8 << 20)))
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, room[1]))  # Python ignores SIGXFSZ: EFBIG
+    try:
+        with pytest.raises(OSError, match="too large"):
+            index(tmp_path, tmp_path / "bomb.jsonl.gz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert not list((tmp_path / "out.h5.parts" / "rows").iterdir())
 
 
 def test_many_files_are_one_batch_and_faults_name_the_file(tmp_path: Path) -> None:

@@ -174,3 +174,45 @@ def test_a_worker_of_a_batch_that_has_ended_ends_with_0_and_nothing_else_does(tm
 
     assert code(batch) == 0
     assert code(tray.new_id()) == 1
+
+
+def test_a_batch_whose_worker_cannot_be_started_now_is_started_later(tray: Tray) -> None:
+    stub, room = Stub(tray), [False]
+
+    def start(batch: str) -> subprocess.Popen[bytes]:
+        if not room[0]:
+            raise BlockingIOError("no more processes")
+        return stub.start(batch)
+
+    clerk = Clerk(tray, 4, start)
+    batches = [put(tray), put(tray)]
+    clerk.turn(0.0)
+    room[0] = True
+    Time(clerk).until("both run", lambda: sorted(stub.started) == sorted(batches))
+    clerk.end()
+
+
+def test_a_failure_that_cannot_be_written_down_is_written_down_later(
+    tray: Tray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub, batch, save = Stub(tray), put(tray), Tray.save
+    stub.codes[batch] = [1] * 3 * MOST_CRASHES
+    clerk = Clerk(tray, 4, stub.start)
+    refused = list[str]()
+
+    def full(tray: Tray, batch: str, state: State) -> None:
+        refused.append(batch)
+        raise OSError(28, "No space left on device")
+
+    def turned() -> bool:
+        try:
+            passing.turn()
+        except OSError:
+            monkeypatch.setattr(Tray, "save", save)
+        return tray.state(batch).ended
+
+    monkeypatch.setattr(Tray, "save", full)
+    passing = Time(clerk)
+    until("it is told as failed", turned, 60, 0.02)
+    assert (refused, tray.state(batch).phase) == ([batch], "failed")
+    clerk.end()

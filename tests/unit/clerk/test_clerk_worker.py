@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Callable
@@ -260,3 +261,12 @@ def test_an_unknown_state_of_another_version_is_named(place: Place) -> None:
     with pytest.raises(module.BatchError, match=r"state\.json cannot be read"):
         Worker(place.folder, load(place.folder.toml), batch)
     assert State().phase == "validating"
+
+
+def test_what_would_unpack_to_more_than_was_uploaded_is_refused(place: Place) -> None:
+    batch = place.order("")
+    place.tray.folder(batch).joinpath("input.jsonl").write_bytes(gzip.compress(rows().encode()))
+    assert place.run(batch) == DONE
+    state = place.tray.state(batch)
+    assert (state.phase, "compressed by gzip" in state.note) == ("failed", True)
+    assert {path.name for path in place.tray.folder(batch).iterdir()} == {"request.json", "state.json"}
