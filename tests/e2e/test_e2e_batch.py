@@ -99,13 +99,13 @@ def test_bad_lines_are_told_before_anything_runs(local: Live, tmp_path: Path) ->
 def test_a_model_that_is_not_served_fails_up_front_and_loudly(local: Live, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", "another-model", rows=9)
     argv = ("batch", "run", str(source), "--deployment", local.name, "-o", str(tmp_path / "out.h5"))
-    commonest = "9 times: model 'another-model' is not served"
+    reason = "body.model: 'another-model' is not served here"
     refused = local.run(*argv, check=False)
-    assert (refused.returncode, f"commonest, {commonest}" in refused.stderr) == (1, True)
+    assert (refused.returncode, f"commonest, 9 times: {reason}" in refused.stderr) == (1, True), refused.stderr
     failed = local.run(*argv, "--skip-invalid", check=False)
-    assert failed.returncode == 4
+    assert failed.returncode == 4, failed.stderr
     assert "0 of 9 rows answered, 9 failed" in failed.stderr
-    assert f"commonest error: {commonest}" in " ".join(failed.stderr.split())
+    assert f"commonest error: 9 times: {reason}" in " ".join(failed.stderr.split())
     assert [line["error"]["line"] for line in exported(local, tmp_path / "out.h5")] == list(range(1, 10))
 
 
@@ -121,8 +121,10 @@ def test_a_refused_row_is_failed_by_every_count_and_odd_characters_are_not(local
             line = {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
     argv = (str(tmp_path / "in.jsonl"), "--deployment", local.name, "-o", str(output))
-    ended = local.run("batch", "run", *argv, check=False)
-    assert (ended.returncode, "3 of 4 rows answered, 1 failed" in ended.stderr) == (3, True)
+    refused = local.run("batch", "run", *argv, check=False)
+    assert (refused.returncode, "line 3: body.temperature: -1" in refused.stderr) == (1, True), refused.stderr
+    ended = local.run("batch", "run", *argv, "--skip-invalid", check=False)
+    assert (ended.returncode, "3 of 4 rows answered, 1 failed" in ended.stderr) == (3, True), ended.stderr
     told = json.loads(local.run("batch", "status", str(output), "--deployment", local.name, "--json").stdout)
     assert [(one["ok"], one["failed"], one["total"]) for one in told] == [(3, 1, 4)]
     lines = exported(local, output)

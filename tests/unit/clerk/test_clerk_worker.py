@@ -19,6 +19,7 @@ from exahpc.clerk import worker as module
 from exahpc.clerk.queue import AGAIN, DONE
 from exahpc.clerk.worker import Worker
 from exahpc.deployment.parse import load
+from exahpc.errors import BatchError
 from exahpc.wire.folder import Folder, HeadRecord
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchState, BatchStatus, Message, Refused
 from exahpc.wire.shelf import Shelf
@@ -175,7 +176,7 @@ def test_a_cancelled_batch_and_one_whose_time_is_over_keep_what_is_done(place: P
             place.tray.cancel(batch)
         return real(*arguments)
 
-    broker.ask = ask  # type: ignore[method-assign]
+    broker.ask = ask  # type: ignore[method-assign,assignment]
     place.broker(broker)
     assert place.run(batch) == DONE
     assert broker.asked[-1] is BatchCancel
@@ -213,7 +214,7 @@ def test_a_batch_that_the_broker_gives_up_fails_with_its_reason_and_keeps_what_i
         status = msgspec.structs.replace(found.status, state="failed", note="a journal is damaged")
         return BatchState(status)
 
-    broker.ask = ask  # type: ignore[method-assign]
+    broker.ask = ask  # type: ignore[method-assign,assignment]
     place.broker(broker)
     assert place.run(batch) == DONE
     state = place.tray.state(batch)
@@ -258,7 +259,7 @@ def test_a_batch_of_the_command_line_leaves_its_results_where_they_were_asked_fo
 def test_an_unknown_state_of_another_version_is_named(place: Place) -> None:
     batch = place.order(rows())
     (place.tray.folder(batch) / "state.json").write_text('{"phase": "odd"}')
-    with pytest.raises(module.BatchError, match=r"state\.json cannot be read"):
+    with pytest.raises(BatchError, match=r"state\.json cannot be read"):
         Worker(place.folder, load(place.folder.toml), batch)
     assert State().phase == "validating"
 
