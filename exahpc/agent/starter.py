@@ -71,7 +71,7 @@ class Starter:
         if launcher.kind == "slurm":
             return (*replica_step(self._deployment, self._pool, os.environ, name), *program)
         ranks = self._pool.ranks_per_replica
-        return launch.mpirun_argv(launcher, _mpi(launcher.mpirun), ranks, program, root=os.geteuid() == 0)
+        return launch.mpirun_argv(launcher, flavour_of(launcher.mpirun), ranks, program, root=os.geteuid() == 0)
 
     def _environment(self) -> dict[str, str]:
         """With what `model.stage` means here: a step may have another TMPDIR, but replicas share their copy."""
@@ -89,7 +89,8 @@ class Starter:
 
 
 @functools.cache
-def _mpi(mpirun: str) -> launch.Mpi:
+def flavour_of(mpirun: str) -> launch.Mpi:
+    """Which MPI this starter belongs to. Raises DeploymentError when it cannot be run or is not known."""
     try:
         told = subprocess.run(
             [mpirun, "--version"],

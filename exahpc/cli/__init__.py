@@ -13,6 +13,7 @@ from exahpc.errors import ExahpcError
 
 _COMMANDS = {
     "plan": "exahpc.cli.plan:plan",
+    "doctor": "exahpc.cli.doctor:doctor",
     "up": "exahpc.cli.up:up",
     "status": "exahpc.cli.status:status",
     "url": "exahpc.cli.access:url",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from exahpc.errors import DeploymentError
 
-_NAMES = ("head.sbatch", "replica.sbatch", "supervise.sh")
+_NAMES = ("head.sbatch", "replica.sbatch", "doctor.sbatch", "supervise.sh")
 
 
 def directory() -> Path:
-    """Folder with head.sbatch, replica.sbatch and supervise.sh: in the installed package, or in a checkout.
+    """Folder with the batch scripts and supervise.sh: in the installed package, or in a checkout.
 
     Raises DeploymentError when neither has them.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from exahpc.deployment.rules import merged
 from exahpc.deployment.spec import Deployment, Pool, SlurmResources
 from exahpc.slurm.api import Submission
@@ -40,6 +42,31 @@ def head_submission(deployment: Deployment, folder: Path, python: str, scripts: 
             *("--entries", str(deployment.head.entries)),
         ),
         flags=_flags(resources, folder, nodes=1, ranks_per_node=1, cpus=cpus, requeue=True, output="%x-%j.out"),
+    )
+
+
+def doctor_submission(
+    deployment: Deployment, folder: Path, python: str, scripts: Path, *, nodes: int, time: str
+) -> Submission:
+    """`exahpc doctor --nodes N`: nodes as the first pool's replicas get them, for a few minutes.
+
+    folder: holds deployment.toml, and gets the report.
+    """
+    pool = deployment.pool[0]
+    resources = merged(deployment.slurm, pool.slurm)
+    return Submission(
+        name=f"exahpc-{deployment.name}-doctor",
+        script=str(scripts / "doctor.sbatch"),
+        arguments=_common(folder, python, scripts, resources),
+        flags=_flags(
+            msgspec.structs.replace(resources, time=time),
+            folder,
+            nodes=nodes,
+            ranks_per_node=2,
+            cpus=1,
+            requeue=False,
+            output="doctor-%j.out",
+        ),
     )
 
 
