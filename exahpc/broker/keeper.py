@@ -124,7 +124,7 @@ class OnCluster:
 
     @property
     def leaves(self) -> Mapping[str, str]:
-        return self.recovery.leaves
+        return self.recovery.network.leaves
 
     def tick(self, *, frozen: bool) -> None:
         self._rebuilder.frozen = frozen

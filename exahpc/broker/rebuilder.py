@@ -106,7 +106,7 @@ class Rebuilder:
             _log.warning("Slurm cannot be asked: %s", error)
             return
         self._trouble = None
-        if self.recovery.placeless:
+        if not self.recovery.network.known:
             await self._place()
         for pool, arrays in pools.items():
             self._arrays.update(arrays)
@@ -118,7 +118,7 @@ class Rebuilder:
     async def _place(self) -> None:
         """Until Slurm has said it once: switches that are not known make storms of a single fault."""
         try:
-            self.recovery.topology(await self._cluster.topology())
+            self.recovery.network.learn(await self._cluster.topology())
         except ExahpcError as error:
             _log.warning("the switches are not known yet: %s", error)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from exahpc.broker.limits import Allowance, Limits, Refusal, loads_at_once
 from exahpc.broker.memory import Kind, Memory
 from exahpc.broker.rebuilt import Task
-from exahpc.broker.switches import LEAST, Dark
+from exahpc.broker.switches import Dark, Network
 from exahpc.broker.values import AgentView
 from exahpc.broker.verdict import PATIENCE, Facts, Patience, Verdict, is_blind, judge
 from exahpc.deployment.spec import Deployment
@@ -74,8 +74,7 @@ class Recovery:
                 task = self._tasks[key]
                 task.acted, task.settling, task.unseen = begun.at, True, begun.kind == "resubmit"
         self._allowance = Allowance(limits or Limits.of_fleet(len(self._tasks)), memory.history, now, dice)
-        self._leaves: Mapping[str, str] | None = None
-        self._dark: dict[str, int] = {}
+        self.network = Network()
         self._alerts: list[str] = []
         self._queried = float("-inf")
 
@@ -89,21 +88,6 @@ class Recovery:
             if not task.job:
                 ids = [f"{array}_{number}" for array in arrays]
                 task.job = next((job for job in reversed(ids) if job in records), ids[0])
-
-    def topology(self, leaves: Mapping[str, str]) -> None:
-        """Node -> leaf switch or block; empty where the site tells none: then half of the fleet, no less, counts
-        as one event (`verdict.is_blind`)."""
-        self._leaves = leaves
-
-    @property
-    def placeless(self) -> bool:
-        """Nobody has said yet how the nodes hang together."""
-        return self._leaves is None
-
-    @property
-    def leaves(self) -> Mapping[str, str]:
-        """Node -> leaf switch; none while it is not known."""
-        return self._leaves or {}
 
     def up(self, key: str, job: str, node: str = "") -> None:
         """An agent is alive in this job: whatever was under way has had its effect.
@@ -244,11 +228,7 @@ class Recovery:
 
     def notes(self) -> list[str]:
         """For `status`."""
-        lines = [
-            f"switch {leaf}: {count} agents fell silent together" for leaf, count in sorted(self._dark.items())
-        ]
-        if self._leaves is not None and not self._leaves and len(self._tasks) >= LEAST:
-            lines.append("Slurm tells of no switches or blocks: all nodes count as one failure domain")
+        lines = self.network.notes(len(self._tasks))
         retired = [key for key, task in self._tasks.items() if task.given_up]
         if retired:
             shown = ", ".join(retired[:5]) + (" ..." if len(retired) > 5 else "")
@@ -264,15 +244,10 @@ class Recovery:
     def _scene(self, views: Sequence[AgentView]) -> _Scene:
         away = {view.key for view in views}
         nodes = {task.node for key, task in self._tasks.items() if task.node and key not in away}
-        return _Scene(is_blind(views, len(self._tasks)), self._look(views), nodes)
-
-    def _look(self, views: Iterable[AgentView]) -> Dark:
         silent = [view.node for view in views if view.phase == "lost"]
-        dark = Dark(self.leaves, (task.node for task in self._tasks.values()), silent)
-        for leaf in dark.switches.keys() - self._dark.keys():
-            self._alerts.append(f"switch {leaf}: {dark.switches[leaf]} agents fell silent together")
-        self._dark = dark.switches
-        return dark
+        dark, news = self.network.look((task.node for task in self._tasks.values()), silent)
+        self._alerts += news
+        return _Scene(is_blind(views, len(self._tasks)), dark, nodes)
 
     def _loading(self, now: float) -> Counter[str]:
         """Tasks of each pool that load again because of us; those in Slurm's queue do not yet."""

@@ -1,4 +1,7 @@
-"""Which leaf switches went dark: agents that fall silent together, on one switch, are one event. Pure."""
+"""Which leaf switches went dark: agents that fall silent together, on one switch, are one event. Pure.
+
+A block or a ring counts as a switch: what `slurm.topology` found to share a fate.
+"""
 
 from __future__ import annotations
 
@@ -33,3 +36,44 @@ class Dark:
         if node not in self._nodes:
             return ()
         return tuple(sorted(other for other in self._nodes if self._leaves[other] == self._leaves[node]))
+
+
+class Network:
+    """What is known of the switches, and which of them were dark at the last look."""
+
+    def __init__(self) -> None:
+        self._leaves: Mapping[str, str] | None = None
+        self._dark: Mapping[str, int] = {}
+
+    @property
+    def known(self) -> bool:
+        """Slurm has said how the nodes hang together, or that it does not know."""
+        return self._leaves is not None
+
+    @property
+    def leaves(self) -> Mapping[str, str]:
+        """Node -> leaf switch; none while it is not known."""
+        return self._leaves or {}
+
+    def learn(self, leaves: Mapping[str, str]) -> None:
+        """Empty where the site tells none: then half of the fleet, no less, counts as one event
+        (`verdict.is_blind`)."""
+        self._leaves = leaves
+
+    def look(self, ours: Iterable[str], silent: Iterable[str]) -> tuple[Dark, list[str]]:
+        """As `Dark`; and what is new about it, for an operator."""
+        found = Dark(self.leaves, ours, silent)
+        news = [_told(leaf, count) for leaf, count in found.switches.items() if leaf not in self._dark]
+        self._dark = found.switches
+        return found, news
+
+    def notes(self, tasks: int) -> list[str]:
+        """For `status`; tasks: of the fleet."""
+        lines = [_told(leaf, count) for leaf, count in sorted(self._dark.items())]
+        if self.known and not self.leaves and tasks >= LEAST:
+            lines.append("Slurm tells of no switches or blocks: all nodes count as one failure domain")
+        return lines
+
+
+def _told(leaf: str, count: int) -> str:
+    return f"switch {leaf}: {count} agents fell silent together"

@@ -249,9 +249,9 @@ def test_switches_that_slurm_does_not_tell_at_once_are_asked_for_again(tmp_path:
         stage.slurm.records = RUNNING
         stage.slurm.leaves = None
         await stage.until(30)
-        assert stage.rebuilder.recovery.placeless
+        assert not stage.rebuilder.recovery.network.known
         stage.slurm.leaves = {"n0": "leaf1"}
         await stage.until(120)
-        assert stage.rebuilder.recovery.leaves == {"n0": "leaf1"}
+        assert stage.rebuilder.recovery.network.leaves == {"n0": "leaf1"}
 
     asyncio.run(story())

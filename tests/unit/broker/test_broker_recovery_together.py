@@ -38,7 +38,7 @@ class Fleet:
         )
         self.tasks = tasks
         self.recovery = Recovery(made, Memory(), 0.0, limits=limits, dice=lambda: 0.0)
-        self.recovery.topology(LEAVES)
+        self.recovery.network.learn(LEAVES)
         for task in range(tasks):
             self.recovery.up(f"a/{task}", f"7_{task}", f"n{task}")
         self.states: dict[int, JobState] = {}
@@ -229,7 +229,7 @@ def test_a_parked_task_that_waits_in_the_queue_is_cancelled_once() -> None:
 def test_a_site_that_tells_no_switches_is_one_failure_domain_and_status_says_so() -> None:
     fleet = Fleet()
     assert fleet.recovery.notes() == []
-    fleet.recovery.topology({})
+    fleet.recovery.network.learn({})
     assert fleet.recovery.notes() == [
         "Slurm tells of no switches or blocks: all nodes count as one failure domain"
     ]
