@@ -120,6 +120,21 @@ def test_a_dry_run_needs_no_slurm(home: Path, tmp_path: Path, monkeypatch: pytes
     assert not home.exists()
 
 
+def test_up_warns_of_a_pool_beyond_its_accelerator_and_refuses_it_when_strict(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    make_tokenizer(model)
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    file = tmp_path / "d.toml"
+    pool = 'name="a"\naccelerator="a100-40"\nkv_tokens=1000000000'
+    file.write_text(f'name="d"\nmodel.path="{model}"\n[[pool]]\n{pool}')
+    done = run("up", file, "--dry-run")
+    assert (done.exit_code, "Warning: pool 'a' on NVIDIA A100 40 GB" in done.output) == (0, True)
+    strict = run("up", file, "--dry-run", "--strict")
+    assert (strict.exit_code, "set kv_tokens to at most" in strict.output) == (2, True)
+
+
 def test_status_without_a_name_lists_what_there_is(home: Path) -> None:
     assert run("status").exit_code == 0
 
