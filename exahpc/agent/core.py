@@ -192,16 +192,18 @@ class AgentCore:
 
     def _after_end(self, slot: Slot, ordered: bool, now: float) -> list[Action]:
         """Plan the restart, hand the task back, or finish."""
-        if not ordered and self._ending is None:
-            deaths = slot.died(now, self._recovery.window_seconds)
-            slot.due = now + self._recovery.backoff_seconds * 2 ** (deaths - 1)
-            if deaths > self._recovery.restarts:
-                return self._hand_back(slot, deaths, now)
+        if not ordered and self._ending is None and (handing_back := self._died(slot, now)):
+            return handing_back
         if self._ending is not None:
             slot.due = None
         return self._finish_when_down(now)
 
-    def _hand_back(self, slot: Slot, deaths: int, now: float) -> list[Action]:
+    def _died(self, slot: Slot, now: float) -> list[Action]:
+        """Count a death and plan the restart; or hand the task back, where there were too many."""
+        deaths = slot.died(now, self._recovery.window_seconds)
+        slot.due = now + self._recovery.backoff_seconds * 2 ** (deaths - 1)
+        if deaths <= self._recovery.restarts:
+            return []
         reason = (
             f"slot {slot.number} ended {deaths} times within {self._recovery.window_seconds:g} s, "
             f"more than recovery.restarts = {self._recovery.restarts}; last: {slot.story}"
@@ -211,15 +213,8 @@ class AgentCore:
     def _condemn(self, slot: Slot, story: str, now: float) -> list[Action]:
         """Kill a step that is no good. It counts as a death, but not as the replica's own exit: the end that
         follows was ordered."""
-        slot.story = story
-        if self._ending is None:
-            deaths = slot.died(now, self._recovery.window_seconds)
-            slot.due = now + self._recovery.backoff_seconds * 2 ** (deaths - 1)
-            actions = self._end(slot, story, now)
-            if deaths > self._recovery.restarts:
-                actions += self._hand_back(slot, deaths, now)
-            return actions
-        return self._end(slot, story, now)
+        actions = self._end(slot, story, now)
+        return actions if self._ending is not None else [*actions, *self._died(slot, now)]
 
     def _end(self, slot: Slot, reason: str, now: float) -> list[Action]:
         """Order the end of a living step at once, whatever it does."""
