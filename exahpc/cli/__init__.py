@@ -29,6 +29,7 @@ _COMMANDS = {
     "rollout": "exahpc.cli.rollout:rollout",
     "curve": "exahpc.cli.curve:curve",
     "bench": "exahpc.cli.bench:bench",
+    "ladder": "exahpc.cli.ladder:ladder",
     "simulate": "exahpc.cli.simulate:simulate",
 }
 

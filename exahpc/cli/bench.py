@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +9,13 @@ import click
 import msgspec
 
 from exahpc.cli.bench_view import show
-from exahpc.cli.common import first_key, json_text, live_endpoint, notes, opened
+from exahpc.cli.common import json_text, notes, opened
 from exahpc.cli.load_options import lengths_option, load_of, load_options, slo_option
 from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.lab.bench import source
 from exahpc.lab.bench.lengths import Lengths
 from exahpc.lab.bench.run import measure
+from exahpc.lab.bench.target import target_of
 from exahpc.lab.bench.wish import Slo, Target, Wish
 
 
@@ -120,18 +120,7 @@ def _target(
         raise click.UsageError("--key-file and --ca belong to --url: the deployment's own are known")
     assert name is not None
     folder, deployment = opened(name)
-    endpoint = live_endpoint(folder)
-    vocabulary = vocabulary_of(Path(deployment.model.path))
-    served = model or deployment.served_name
-    return Target(endpoint.url, served, vocabulary, endpoint.ca or "", eos is not False), first_key(folder)
-
-
-def vocabulary_of(model: Path) -> int:
-    """Of a model's folder; 0 where it cannot be read here: then prompts are words."""
-    try:
-        return int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+    return target_of(folder, deployment, model, ignore_eos=eos is not False)
 
 
 class _Listed(msgspec.Struct):

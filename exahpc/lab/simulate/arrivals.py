@@ -39,8 +39,8 @@ def arrivals(wanted: Arrivals, replicas: int, draw: random.Random) -> Iterator[A
 
 
 def _random(wanted: Arrivals, rate: float, draw: random.Random) -> Iterator[Arrival]:
-    """A Poisson process; bursts are thinned from one of the highest rate."""
-    bursts = wanted.kind == "bursts"
+    """A Poisson process, or even steps; bursts are thinned from a Poisson process of the highest rate."""
+    bursts, even = wanted.kind == "bursts", wanted.kind == "even"
     highest = rate * max(1.0, wanted.burst) if bursts else rate
     kinds = [_of(kind) for kind in wanted.mix]
     bounds = list(accumulate(kind.share for kind in wanted.mix))
@@ -48,7 +48,7 @@ def _random(wanted: Arrivals, rate: float, draw: random.Random) -> Iterator[Arri
     wait, uniform = draw.expovariate, draw.random
     at = 0.0
     while True:
-        at += wait(highest)
+        at += 1 / highest if even else wait(highest)
         if bursts:
             inside = at % wanted.every_seconds < wanted.burst_seconds
             if uniform() * highest >= rate * (wanted.burst if inside else wanted.calm):

@@ -45,13 +45,13 @@ class Request(Keys, frozen=True):
 class Arrivals(Keys, frozen=True):
     """`[arrivals]`: when requests come.
 
-    kind: "poisson": independent clients; "bursts": the same, and `burst` times as many for `burst_seconds` in
-    every `every_seconds`, `calm` times as many otherwise; "recorded": the file `path`, a JSON object a line with
-    time (s), prompt, new and, if wanted, stream, beginning at time 0. rate: requests a second; default:
-    rate_per_replica for each replica.
+    kind: "poisson": independent clients; "even": evenly spaced; "bursts": independent ones, and `burst` times as
+    many for `burst_seconds` in every `every_seconds`, `calm` times as many otherwise; "recorded": the file
+    `path`, a JSON object a line with time (s), prompt, new and, if wanted, stream, beginning at time 0. rate:
+    requests a second; default: rate_per_replica for each replica.
     """
 
-    kind: Literal["poisson", "bursts", "recorded"] = "poisson"
+    kind: Literal["poisson", "even", "bursts", "recorded"] = "poisson"
     rate: Positive | None = None
     rate_per_replica: Positive = 110 / 12
     burst: Positive = 3.0
