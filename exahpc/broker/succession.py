@@ -11,11 +11,10 @@ gives two lives.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from exahpc.broker.leads import End, Leads
 from exahpc.broker.learned import Learned
+from exahpc.broker.lineage import Cancel, Lineage, Promote, Succeed, SuccessionAct
 from exahpc.broker.memory import Memory
 from exahpc.broker.values import AgentView
 from exahpc.broker.verdict import PATIENCE, Patience, is_blind
@@ -26,63 +25,6 @@ RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
 BACK_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Succeed:
-    """Submit the task's successor, then call `submitted`."""
-
-    key: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Cancel this job, which is not needed. key: its task."""
-
-    key: str
-    job: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Promote:
-    """The task lives in `job` from now on; it lived in `old`."""
-
-    key: str
-    job: str
-    old: str
-
-
-SuccessionAct = Succeed | Cancel | Promote
-_Heir = Literal["none", "asked", "queued", "here"]
-
-
-@dataclass
-class _Task:
-    """job: of the current agent; until: when Slurm ends it, 0 when not known; began: when its agent was first
-    seen, 0 when an earlier broker saw that; seen: its last hello; heir: job of the successor, "" while it is being
-    asked for."""
-
-    pool: str
-    job: str = ""
-    until: float = 0.0
-    began: float = 0.0
-    seen: float = 0.0
-    state: _Heir = "none"
-    heir: str = ""
-    asked: float = 0.0
-    awaited: float = 0.0  # when the job was submitted that the task was promoted to, until its agent comes
-    endings: int = 0
-    failures: int = 0
-    retry: float = 0.0
-    orphan: bool = False  # asked for by an earlier broker, which never heard the answer
-    declined: bool = False  # somebody cancelled the successor of this life
-    warned: bool = False
-
-    def forget(self) -> None:
-        self.state, self.heir, self.endings = "none", "", 0
-        self.warned = self.orphan = False
-
-
 class Succession:
     """State of all tasks' successors. Times in seconds of the fleet's clock, which is Unix time."""
 
@@ -90,7 +32,7 @@ class Succession:
         self._mode = deployment.walltime.successors
         self.drain_seconds = deployment.walltime.drain_seconds
         self._patience = patience
-        self._tasks = {f"{p.name}/{task}": _Task(p.name) for p in deployment.pool for task in range(p.tasks)}
+        self._tasks = {f"{p.name}/{task}": Lineage(p.name) for p in deployment.pool for task in range(p.tasks)}
         self._learned = Learned((sample.pool, sample.what, sample.seconds) for sample in memory.samples)
         self._leads = {pool.name: Leads(deployment, pool, self._learned, now) for pool in deployment.pool}
         self._chain: Mapping[str, Sequence[str]] = {}
@@ -130,7 +72,7 @@ class Succession:
         first, task.state, task.orphan = task.state != "here", "here", False
         return self._waited(task, task.asked, now) if known == view.job and first and task.asked else None
 
-    def _waited(self, task: _Task, asked: float, now: float) -> float:
+    def _waited(self, task: Lineage, asked: float, now: float) -> float:
         self._learned.add(task.pool, "wait", now - asked)
         return now - asked
 
@@ -155,7 +97,7 @@ class Succession:
         for key, task in self._tasks.items():
             self._follow(key, task)
 
-    def _follow(self, key: str, task: _Task) -> None:
+    def _follow(self, key: str, task: Lineage) -> None:
         """The successor in the chain is the one behind the current job."""
         jobs = list(self._chain.get(key, ()))
         left = jobs[jobs.index(task.job) + 1 :] if task.job in jobs else jobs
@@ -210,7 +152,7 @@ class Succession:
         elif task.state == "asked":  # else its agent was faster than our answer
             task.state, task.heir, task.asked, task.endings = "queued", job, now, 0
 
-    def _failed(self, task: _Task, now: float) -> None:
+    def _failed(self, task: Lineage, now: float) -> None:
         task.forget()
         task.retry = now + min(LONGEST_RETRY, RETRY_SECONDS * 2**task.failures)
         task.failures += 1
@@ -244,7 +186,7 @@ class Succession:
                 acts += self._submit(pool, ends[pool], now)
         return acts + self._sweep(now)
 
-    def _is_over(self, task: _Task, view: AgentView, now: float, blind: bool) -> bool:
+    def _is_over(self, task: Lineage, view: AgentView, now: float, blind: bool) -> bool:
         """An agent that is only restarted in its job is back within seconds."""
         if view.job != task.job:  # the task was promoted already, and its agent is on its way
             return False
@@ -257,7 +199,7 @@ class Succession:
             case _:
                 return False
 
-    def _promote(self, key: str, task: _Task, view: AgentView, now: float) -> list[SuccessionAct]:
+    def _promote(self, key: str, task: Lineage, view: AgentView, now: float) -> list[SuccessionAct]:
         old, job = task.job, task.heir
         task.forget()
         task.job, task.until, task.began, task.awaited = job, 0.0, 0.0, task.asked

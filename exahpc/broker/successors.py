@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import Journal
+from exahpc.broker.lineage import Cancel, Promote, Succeed
 from exahpc.broker.memory import Ended, Heir, Learns, Replaced, Sample
 from exahpc.broker.recovery import Act, Recovery
-from exahpc.broker.succession import Cancel, Promote, Succeed, Succession
+from exahpc.broker.succession import Succession
 from exahpc.broker.values import AgentView, FleetAction
 from exahpc.errors import ExahpcError
 from exahpc.wire.messages import DrainAgent, ReplicaState

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exahpc.broker.fleet import Fleet
+from exahpc.broker.lineage import Cancel, Promote, Succeed
 from exahpc.broker.memory import Agent, Begun, Ended, Excluded, Heir, Memory, NoRequeue, Replaced, Sample
 from exahpc.broker.recovery import Act, Recovery
-from exahpc.broker.succession import Cancel, Promote, Succeed, Succession
+from exahpc.broker.succession import Succession
 from exahpc.broker.values import AgentView, Changed, Coming, Lapsed, Loaded, Retired, Superseded, Tell, Up
 from exahpc.deployment.policy import Walltime
 from exahpc.deployment.spec import Deployment, Model, Pool

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING
 from exahpc.broker.learned import KEPT, Learned, high
+from exahpc.broker.lineage import Cancel, Promote, Succeed
 from exahpc.broker.memory import Agent, Heir, Memory, Sample
-from exahpc.broker.succession import (
-    BACK_SECONDS,
-    RETRY_SECONDS,
-    Cancel,
-    Promote,
-    Succeed,
-    Succession,
-)
+from exahpc.broker.succession import BACK_SECONDS, RETRY_SECONDS, Succession
 from exahpc.broker.values import AgentPhase, AgentView
 from exahpc.broker.verdict import PATIENCE
 from exahpc.deployment.policy import Successors, Walltime
