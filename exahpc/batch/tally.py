@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ class Summary:
         return 3 if self.ok else 4
 
 
+_PLACE = re.compile(r"^(line|row) \d+: ")
+
+
 class Tally:
     """Counts rows by outcome and remembers what went wrong most often."""
 
@@ -46,8 +50,8 @@ class Tally:
         if len(failed):
             bad = block.numbers[failed]
             bodies = block.texts["response"].take(failed).pieces()
-            for body, status, line in zip(bodies, bad["status"].tolist(), bad["line"].tolist(), strict=True):
-                self._reasons.add(reason_of(body, status).removeprefix(f"line {line}: "))  # alike apart from where
+            for body, status in zip(bodies, bad["status"].tolist(), strict=True):
+                self._reasons.add(_PLACE.sub("", reason_of(body, status)))  # alike apart from where
 
     @property
     def commonest(self) -> str | None:
