@@ -88,9 +88,11 @@ tested: dev
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	    echo "== packages for tests: Slurm, munge, Open MPI, a C++ compiler"
 	    slurm/devcluster/install core mpi compiler
+	    slurm/devcluster/install browser || true
 	elif ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs Slurm; ask for: slurm/devcluster/install core mpi (as root)"
 	fi
+	command -v chromium >/dev/null || echo "== NOT TESTED: the dashboard in a browser; ask for: slurm/devcluster/install browser (as root)"
 
 test: tested check model test-pyslurm ## everything that this machine can test
 	@echo "== MPI, cluster and end-to-end tests"

@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 SPANS = {"1h": Span(3600, 10), "6h": Span(21_600, 60), "2d": Span(172_800, 600)}
 
-_FLEET = ("wanted", "ready", "running", "waiting", "kv", "utilization", "memory", "ttft_p50", "ttft_p99")
+_FLEET = ("ill", "running", "waiting", "kv", "utilization", "memory", "ttft_p50", "ttft_p99")
 _FLEET_RATES = ("tokens", "requests", "failed")
 _CLIENTS_RATES = ("ok", "failed", "too_many")
 
@@ -35,6 +35,8 @@ def series(history: Path, span: Span, now: float) -> dict[str, Any]:
         columns: dict[str, list[Any]] = {"time": [int(time) for time in rows["time"]]}
         for name in gauges:
             columns[name] = [_short(value) for value in rows[name]]
+        if group == "fleet":
+            columns["unready"] = [_short(value) for value in rows["wanted"] - rows["ready"]]
         for name in rates:
             pairs = zip(rows[name], rows["seconds"], strict=True)
             columns[f"{name}_rate"] = [_short(value / max(0.1, seconds)) for value, seconds in pairs]

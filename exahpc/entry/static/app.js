@@ -25,9 +25,12 @@ const pickMode = choice($("modes"), MODES, "State", (name) => {
   redraw();
 });
 
+const DRAWN = [
+  "time", "unready", "ill", "running", "waiting", "tokens_rate", "ttft_p50", "ttft_p99", "utilization", "memory", "kv",
+];
 const of = (group, ...names) => (data) => ({ time: data[group].time, columns: names.map((name) => data[group][name]) });
 const charts = [
-  ["Replicas", ["wanted", "ready"], count, of("fleet", "wanted", "ready")],
+  ["Replicas", ["not ready", "ready but ill"], count, of("fleet", "unready", "ill")],
   ["Sequences", ["run", "wait"], count, of("fleet", "running", "waiting")],
   ["Tokens a second", ["tokens"], count, of("fleet", "tokens_rate")],
   ["Time to the first token", ["p50", "p99"], seconds, of("fleet", "ttft_p50", "ttft_p99")],
@@ -46,21 +49,28 @@ function sample(glance) {
   const [row] = glance.rows;
   const known = (value) => (value < 0 ? null : value);
   return {
-    time: glance.figures_at, wanted: row.wanted, ready: row.ready, running: row.running, waiting: row.waiting,
+    time: glance.figures_at, unready: row.wanted - row.ready, ill: row.ill, running: row.running, waiting: row.waiting,
     tokens_rate: row.token_rate, ttft_p50: row.recent.ttft?.p50 ?? null, ttft_p99: row.recent.ttft?.p99 ?? null,
     utilization: known(row.utilization), memory: known(row.memory), kv: known(row.kv),
     epoch: glance.epoch, clients: glance.clients,
   };
 }
 
-// Requests of about the last minute, from counts that only grow; null while there are not two looks at one broker.
+// Requests of about the last minute, from counts that only grow; of the history while there are not two looks at one
+// broker; null without it.
 function requests() {
   const last = live.at(-1);
   const first = live.find((one) => one.epoch === last?.epoch && one.time >= last.time - 65);
-  if (!last || !first || last.time <= first.time) return null;
+  if (!last || !first || last.time <= first.time) return lately(history?.clients);
   const spent = last.time - first.time;
   const grown = (name) => Math.max(0, last.clients[name] - first.clients[name]);
   return { rate: grown("ended") / spent, failed: grown("failed") / Math.max(1, grown("ended")), tooMany: grown("too_many") / spent };
+}
+
+function lately(rows) {
+  const [ok, failed, tooMany] = ["ok_rate", "failed_rate", "too_many_rate"].map((name) => rows?.[name].at(-1) ?? 0);
+  const all = ok + failed + tooMany;
+  return rows?.time.length ? { rate: all, failed: all ? failed / all : 0, tooMany } : null;
 }
 
 function drawCharts() {
@@ -69,14 +79,13 @@ function drawCharts() {
   const since = (data.fleet.time?.at(-1) ?? 0) + data.step;
   const fresh = live.filter((one) => one.time >= since);
   const merged = { fleet: {}, clients: { time: [], ok_rate: [], failed_rate: [], too_many_rate: [], ...data.clients } };
-  for (const name of ["time", ...Object.keys(sampleNames)]) {
+  for (const name of DRAWN) {
     merged.fleet[name] = [...(data.fleet[name] ?? []), ...fresh.map((one) => one[name])];
   }
   for (const { chart, pick } of charts) {
     chart.set({ ...pick(merged), from: until - data.seconds, until, step: data.step });
   }
 }
-const sampleNames = { wanted: 0, ready: 0, running: 0, waiting: 0, tokens_rate: 0, ttft_p50: 0, ttft_p99: 0, utilization: 0, memory: 0, kv: 0 };
 
 // --- asking ---
 

@@ -72,6 +72,10 @@ export function batches(place, running, ordered) {
   place.replaceChildren(...(all.length ? all : [make("p", { cls: "quiet" }, "None.")]));
 }
 
+function times(number) {
+  return number === 1 ? "once" : `${count(number)} times`;
+}
+
 function facts(pairs) {
   const rows = pairs.filter(([, value]) => value !== "" && value != null);
   return make("table", {}, make("tbody", {}, ...rows.map(([name, value]) =>
@@ -90,9 +94,9 @@ export function replica(place, one, story, now) {
       ["Node", `${story.node}${one?.task.switch ? ` (${one.task.switch})` : ""}`],
       ["Job", story.job],
       ["Version", story.version],
-      ["Task", [story.heard ? "is heard" : "is not heard", story.restarts ? `started again ${story.restarts} times` : "", story.words].filter(Boolean).join("; ")],
+      ["Task", [story.heard ? "is heard" : "is not heard", story.restarts ? `started again ${times(story.restarts)}` : "", story.words].filter(Boolean).join("; ")],
       ...(state ? [
-        ["Incarnation", `${state.incarnation}${state.restarts ? `, restarted ${state.restarts} times` : ""}`],
+        ["Incarnation", `${state.incarnation}${state.restarts ? `, restarted ${times(state.restarts)}` : ""}`],
         ["Sequences", `${state.running} run, ${state.waiting} wait`],
         ["Tokens", `${count(state.tokens)}, ${rate(state.token_rate)} a second`],
         ["Requests", `${count(service.served)} served, ${count(service.failed)} failed`],
