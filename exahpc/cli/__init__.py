@@ -21,6 +21,7 @@ _COMMANDS = {
     "tunnel": "exahpc.cli.tunnel:tunnel",
     "chat": "exahpc.cli.chat:chat",
     "logs": "exahpc.cli.logs:logs",
+    "top": "exahpc.cli.top:top",
     "history": "exahpc.cli.history:history",
     "down": "exahpc.cli.down:down",
     "watch": "exahpc.cli.watch:watch",
