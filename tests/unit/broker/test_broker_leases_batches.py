@@ -36,6 +36,7 @@ from exahpc.wire.messages import (
     LeaseRevoke,
     Refused,
 )
+from tests.live import until
 
 
 def write_input(path: Path, rows: int, **changes: Any) -> Path:
