@@ -164,6 +164,81 @@ def test_an_upload_whose_client_leaves_is_forgotten_and_the_next_one_works(entry
     upload(entry.client())
 
 
+PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + LINE + b"\r\n"
+FORM = b"multipart/form-data; boundary=b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (FORM, b"\x00" * 100_000),
+        (FORM, b"--b" * 50_000),
+        (FORM, b"--b\r\n" + b"x" * 500_000),
+        (FORM, b"--b\r\n" + b"a: b\r\n" * 50_000),
+        (FORM, b"--b\r\nContent-Disposition: form-data; name=" + b'"' * 200_000),
+        (FORM, (PART % (b"a", b"b")) * 5_000 + b"--b--"),
+        (FORM, PART % (b"purpose", b"batch" * 100_000) + b"--b--"),
+        (FORM, FILE + FILE + b"--b--"),
+        (FORM, PART % (b"file", LINE) + b"--b--"),
+        (FORM, b"--b--"),
+        (FORM, FILE + b"--b--" + b"tail" * 100_000),
+        (FORM, PART % (b"purpose", b"\xff\x00") + FILE + b"--b--"),
+        (b"multipart/form-data; boundary=" + b"b" * 5_000, b"--" + b"b" * 5_000 + b"--"),
+        (b"multipart/form-data; boundary=\xff\xfe", b"--\xff\xfe--"),
+        (b'multipart/form-data; boundary=""', b"----"),
+        (b"multipart/form-data; boundary", b"--b--"),
+        (b"multipart/mixed; boundary=b", FILE + b"--b--"),
+        (b"application/x-www-form-urlencoded", b"purpose=batch"),
+    ],
+    ids=range(18),
+)
+def test_whatever_comes_as_a_form_ends_in_an_openai_error_and_leaves_nothing(
+    entry: Running, kind: bytes, body: bytes
+) -> None:
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\nContent-Type: %s"
+    )
+    asked = head % (KEY.encode(), len(body), kind) + b"\r\nConnection: close\r\n\r\n" + body
+    host, port = entry.base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        with contextlib.suppress(ConnectionError):  # refused before it took all
+            client.sendall(asked)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(65536):
+                answer += piece
+    assert answer.startswith((b"HTTP/1.1 4",)), answer[:200]
+    assert b'"error"' in answer
+    until("nothing is left", lambda: not files_of(entry), 30)
+    upload(entry.client())
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 1e3\r\n",
+        b"Content-Length: 99999999999999999999999\r\n",
+        b"Content-Length: 10\r\nContent-Length: 20\r\n",
+        b"Content-Length: 10\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+    ],
+)
+def test_a_length_that_is_none_is_refused_and_the_next_client_is_served(entry: Running, lengths: bytes) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\n" % (
+        KEY.encode(),
+        FORM,
+    )
+    host, port = entry.base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(head + lengths + b"\r\n" + FILE)
+        answer = client.recv(65536)
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501")), answer[:200]
+    until("nothing is left", lambda: not files_of(entry), 30)
+    upload(entry.client())
+
+
 def test_while_many_upload_and_download_models_are_still_answered(entry: Running) -> None:
     client, problems = entry.client(), []
     data = os.urandom(2_000_000)
