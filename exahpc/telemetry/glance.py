@@ -1,6 +1,6 @@
 """What a dashboard draws, in one small document; for `exahpc top` and for browsers. Pure.
 
-An update for 3,072 replicas is about 20 kB: four bytes a replica, and the figures of fleet and pools. Where the
+An update for 3,072 replicas is about 18 kB: four bytes a replica, and the figures of fleet and pools. Where the
 replicas are (the layout) changes seldom, and is left out for whoever has it already.
 """
 

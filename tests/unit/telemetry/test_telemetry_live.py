@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import httpx
 import pytest
 
 from exahpc.lab.emulated.label import LABEL
-from exahpc.telemetry.story import story
 from exahpc.telemetry.logs import fields_of
+from exahpc.telemetry.story import story
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder, write_atomic
 from exahpc.wire.link import ask
@@ -110,6 +111,20 @@ def test_the_fleets_figures_reach_whoever_scrapes_an_entry(stand: Stand) -> None
     assert {labels for name, labels in detail if name == "exahpc_replica_token_rate"} == {
         (("replica", f"a/{slot}"),) for slot in (3, 4, 5)
     }
+
+
+def test_a_dashboard_sees_the_fleet_and_the_story_of_a_replica(stand: Stand) -> None:
+    glance = stand.get("/dashboard/data/glance", "sk-mine").json()
+    assert [task[1] for task in glance["layout"]["tasks"]] == [f"{LABEL}-0", f"{LABEL}-1"]
+    assert len(base64.b64decode(glance["cells"])) == 6 * 4
+    assert glance["rows"][0]["ready"] == 6
+    story = stand.get("/dashboard/data/replica?pool=a&slot=4", "sk-mine").json()
+    assert (story["node"], story["state"]["phase"], story["health"]) == (f"{LABEL}-1", "ready", "healthy")
+    assert story["moments"][0]["text"].startswith(("agent 1 is up", "ready", "loading"))
+    head = stand.folder.head()
+    assert head is not None
+    refused = ask(stand.folder.fleet_key(), head.address, m.ReplicaQuery("a", 6), m.BrokerToClient, 30.0)
+    assert isinstance(refused, m.Refused)
 
 
 def test_a_scrapers_key_opens_metrics_and_nothing_else(stand: Stand) -> None:

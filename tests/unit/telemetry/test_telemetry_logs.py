@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exahpc.telemetry.story import story
 from exahpc.telemetry.logs import Lines, fields_of, told
 from exahpc.telemetry.stories import NO_TRACE, Allowance, Trace, trace_of
+from exahpc.telemetry.story import story
 from exahpc.wire.messages import Tokens
 from tests.unit.agent.test_agent_relay import P, admits, feed, relay, submit
 
