@@ -29,6 +29,7 @@ _NAMES: dict[str, Format] = {
 _BEGINNINGS: dict[bytes, Format] = {b"PAR1": "parquet", b"\x89HDF\r\n\x1a\n": "hdf5"}
 _REQUEST_FIELDS = {"custom_id", "method", "url", "body"}
 _LOOK = 1 << 20
+_FIRST_LINES = 100
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,20 @@ def _of_text(beginning: bytes, suffix: str, options: InputOptions) -> Format:
             return "json"
     if suffix not in (".jsonl", ".ndjson", ".json") and not text.startswith(b"{"):
         return "text"
-    return "jsonl" if holds_prompt(text.partition(b"\n")[0], options) else "requests"
+    return "jsonl" if holds_prompt(_first_object(text), options) else "requests"
+
+
+def _first_object(text: bytes) -> bytes:
+    """The first of some lines that is a JSON object, else the first line: one spoilt line must not decide how all
+    others are read."""
+    lines = text.split(b"\n", _FIRST_LINES)[:_FIRST_LINES]
+    for line in lines:
+        try:
+            msgspec.json.decode(line, type=dict)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        return line
+    return lines[0]
 
 
 def holds_prompt(line: bytes, options: InputOptions) -> bool:

@@ -355,6 +355,19 @@ def test_what_unpacks_to_more_than_there_is_room_for_keeps_no_room(tmp_path: Pat
     assert not list((tmp_path / "out.h5.parts" / "rows").iterdir())
 
 
+@pytest.mark.parametrize("spoilt", [b'"x"', b"null", b"[1, 2]", b'{"custom_id":', b"\xff", b"[" * 5000, b""])
+@pytest.mark.parametrize("prompts", [True, False])
+def test_a_spoilt_first_line_does_not_decide_how_the_others_are_read(
+    tmp_path: Path, spoilt: bytes, prompts: bool
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    asked = {"custom_id": "q", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    good = json.dumps({"prompt": "a"} if prompts else asked).encode()
+    (tmp_path / "in.jsonl").write_bytes(spoilt + b"\n" + good + b"\n")
+    plan, parts = index(tmp_path, tmp_path / "in.jsonl", skip_invalid=True)
+    assert bodies(plan, parts)[-1]["messages"][-1]["content"] == "a"
+
+
 def test_many_files_are_one_batch_and_faults_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(request("a") + b"\n" + request("b"))
     (tmp_path / "2.txt").write_bytes(b"plain")
