@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
 import time
 import tty
+from collections import deque
 from collections.abc import Iterator
 
 import click
@@ -29,7 +31,8 @@ from exahpc.wire.messages import BrokerToClient, FiguresQuery, FleetFigures, Fle
 _EVERY = 5.0
 """The broker looks at its fleet every ten seconds, two after a failure."""
 _PATIENCE = 5.0
-_ESCAPES = {"[A": "k", "[B": "j", "[5~": "b", "[6~": " ", "[H": "g", "[F": "G"}
+_KEY = re.compile(r"\x1b[\[O](\d*[~A-Z])|(.)", re.DOTALL)
+_ESCAPES = {"A": "k", "B": "j", "5~": "b", "6~": " ", "H": "g", "F": "G"}
 """Arrows and their like, as the letters that do the same."""
 
 
@@ -50,7 +53,7 @@ def top(name: str, once: bool, as_json: bool) -> None:
     console = Console(highlight=False)
     if once or not (sys.stdin.isatty() and console.is_terminal):
         view = View(deployment.name, deployment.served_name)
-        console.print(top_view.page(view, _look(folder), console.width, None))
+        console.print(top_view.page(view, _look(folder), console.width, None).shown)
         return
     with _keys() as pressed:
         _watch(folder, View(deployment.name, deployment.served_name), console, pressed)
@@ -89,41 +92,45 @@ def _document(deployment: Deployment, look: Look) -> dict[str, object]:
 # --- a terminal -----------------------------------------------------------------------------------------------
 
 
-class _Pressed:
+class Pressed:
     """Keys of a terminal, one at a time."""
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._ahead: deque[str] = deque()
+
     def wait(self, seconds: float) -> str:
-        """The next key; "" when none is pressed in time."""
-        if not select.select([0], [], [], seconds)[0]:
-            return ""
-        text = os.read(0, 16).decode(errors="replace")
-        if not text:
-            return "q"  # the terminal is gone
-        return _ESCAPES.get(text[1:].replace("O", "["), "") if text[0] == "\x1b" else text[0]
+        """The next key; "" when none is pressed in time; "q" when the terminal is gone."""
+        if not self._ahead and select.select([self._fd], [], [], seconds)[0]:
+            text = os.read(self._fd, 256).decode(errors="replace")
+            self._ahead += [_ESCAPES.get(found[1], "") if found[1] else found[2] for found in _KEY.finditer(text)]
+            if not text:
+                return "q"
+        return self._ahead.popleft() if self._ahead else ""
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[_Pressed]:
+def _keys() -> Iterator[Pressed]:
     """The terminal gives keys at once and shows none; Ctrl-C still interrupts."""
     before = termios.tcgetattr(0)
     try:
         tty.setcbreak(0)
-        yield _Pressed()
+        yield Pressed(0)
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-def _watch(folder: Folder, view: View, console: Console, pressed: _Pressed) -> None:
+def _watch(folder: Folder, view: View, console: Console, pressed: Pressed) -> None:
     look, said = _look(folder), ""
     due = time.monotonic() + _EVERY
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             page = top_view.page(view, look, console.width, console.height, said)
-            live.update(page, refresh=True)
+            live.update(page.shown, refresh=True)
             key = pressed.wait(max(0.0, due - time.monotonic()))
             if key == "q":
                 return
-            view = view.press(key)
+            view = page.view.press(key)
             if time.monotonic() >= due:
                 due = time.monotonic() + _EVERY
                 try:

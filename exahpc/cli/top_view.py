@@ -43,6 +43,13 @@ class Look(NamedTuple):
     figures: FleetFigures
 
 
+class Page(NamedTuple):
+    """view: scrolled no further than there are rows."""
+
+    shown: RenderableType
+    view: View
+
+
 class _Node(NamedTuple):
     task: MapTask
     cells: bytes
@@ -76,13 +83,13 @@ class View:
         return replace(self, top=max(0, self.top + step))
 
 
-def page(view: View, look: Look, width: int, height: int | None, said: str = "") -> RenderableType:
+def page(view: View, look: Look, width: int, height: int | None, said: str = "") -> Page:
     """Lines of `width` characters. height: lines of the terminal; None shows everything. said: what went wrong."""
     above = [*_heading(view, look, said), *_figures(look.figures), Text()]
     below = [*_alerts(look.figures), *_batches(look.figures)]
     rows, legend = _map(view, look, width), _legend(view, look, width)
     if height is None:
-        return Group(*_cut([*above, *rows, *legend, *below], width))
+        return Page(Group(*_cut([*above, *rows, *legend, *below], width)), view)
     below = [
         *legend,
         *below,
@@ -94,7 +101,7 @@ def page(view: View, look: Look, width: int, height: int | None, said: str = "")
     hidden = len(rows) - len(shown)
     if hidden:
         above[-1] = Text(f"rows {first + 1} to {first + len(shown)} of {len(rows)}", "dim")
-    return Group(*_cut([*above, *shown, *below], width))
+    return Page(Group(*_cut([*above, *shown, *below], width)), replace(view, top=first))
 
 
 def _cut(lines: Iterable[Text], width: int) -> Iterable[Text]:

@@ -109,7 +109,6 @@ async function look() {
     }
     wait = LOOK;
     said = "";
-    redraw();
   } catch (error) {
     if (error instanceof Refused && (error.status === 401 || error.status === 403)) return leave(error.message);
     said = error instanceof Refused ? error.message : "the gateway does not answer";
@@ -118,6 +117,7 @@ async function look() {
     asking = false;
     timer = setTimeout(look, wait);
   }
+  if (fleet.glance) redraw(); // what came before something failed, too
   return tell();
 }
 

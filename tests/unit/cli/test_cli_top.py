@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def look() -> Look:
 
 def lines(view: View, look: Look, width: int = 80, height: int | None = None) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(page(view, look, width, height))
+    console.print(page(view, look, width, height).shown)
     written = console.file
     assert isinstance(written, io.StringIO)
     return written.getvalue().splitlines()
@@ -61,7 +62,20 @@ def test_a_small_terminal_is_never_overfull_and_scrolls_to_the_end(look: Look) -
         assert max(map(len, found)) <= 80
     assert any(f"emulated-{NODES - 1} " in line for line in lines(VIEW.press("G"), look, height=24))
     assert lines(VIEW.press("G").press("g"), look, height=24) == lines(VIEW, look, height=24)
+    at_the_end = page(VIEW.press("G"), look, 80, 24).view
+    assert page(at_the_end.press("k"), look, 80, 24).view.top == at_the_end.top - 1, "and back"
     assert VIEW.press("x") == VIEW.press("") == VIEW
+
+
+def test_keys_that_come_together_are_all_taken() -> None:
+    read, write = os.pipe()
+    os.write(write, b"l\x1b[6~\x1bOAw\x1b[Zq")
+    pressed = top.Pressed(read)
+    assert [pressed.wait(5.0) for _ in range(6)] == ["l", " ", "k", "w", "", "q"]
+    assert pressed.wait(0.0) == ""
+    os.close(write)
+    assert pressed.wait(5.0) == "q", "the terminal is gone"
+    os.close(read)
 
 
 def test_nodes_that_are_not_well_come_first_when_wanted(look: Look) -> None:
