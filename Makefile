@@ -18,7 +18,7 @@ SOURCES := exahpc tests bench docs jobs requirements
 export HF_HUB_OFFLINE := 1
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: help demo run dev check test test-long test-pyslurm tested model docs pin clean format
+.PHONY: help demo run dev check test test-long test-pyslurm tested model docs docs-site pin clean format
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,9 +37,9 @@ $(STAMPS)/run: $(STAMPS)/venv requirements/build.txt requirements/base.txt requi
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(STAMPS)/dev: $(STAMPS)/run requirements/plot.txt requirements/dev.txt
+$(STAMPS)/dev: $(STAMPS)/run requirements/plot.txt requirements/docs.txt requirements/dev.txt
 	@echo "== tools for development"
-	$(PIP) -r requirements/plot.txt -r requirements/dev.txt
+	$(PIP) -r requirements/plot.txt -r requirements/docs.txt -r requirements/dev.txt
 	touch $@
 
 $(STAMPS)/mpi: $(STAMPS)/venv
@@ -119,6 +119,9 @@ bench-%: dev model ## measure NAME into bench/results/NAME.json
 
 docs: dev ## write docs/reference from the code
 	@$(PY) docs/reference/generate.py
+
+docs-site: dev ## the documentation as a site, in .cache/site; any warning is an error
+	@$(VENV)/bin/mkdocs build --quiet --strict
 
 pin: dev ## write requirements/*.txt from this environment
 	@$(PY) requirements/pin.py

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
-GROUPS = ("build", "base", "engine", "demo", "plot", "dev")
+GROUPS = ("build", "base", "engine", "demo", "plot", "docs", "dev")
 LEFT_OUT = {"exahpc", "pip", "setuptools", "wheel"}
 
 
@@ -25,7 +25,7 @@ def wanted() -> dict[str, list[str]]:
     return {
         "build": [*project["build-system"]["requires"], "editables"],
         "base": project["project"]["dependencies"],
-        **{name: extras[name] for name in ("engine", "demo", "plot", "dev")},
+        **{name: extras[name] for name in ("engine", "demo", "plot", "docs", "dev")},
     }
 
 

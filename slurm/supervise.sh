@@ -1,6 +1,6 @@
 #!/bin/bash
 # What head.sbatch and replica.sbatch share: children that are kept alive, signals that are passed on, and a clean end.
-# Sourced by both; run (`supervise.sh reap ...`) only by itself. Needs bash 4.4. Works with and without Slurm.
+# Sourced by both; run (`supervise.sh reap|unpack ...`) only by itself. Needs bash 4.4. Works with and without Slurm.
 #
 #   script -> one keeper a child (a subshell) -> the Python process -> its steps, in sessions of their own
 #   script -> reaper: reads a pipe that only the script holds open; at its end, because the script is finishing or
@@ -57,6 +57,61 @@ prepare_environment() { # MODULE...
         module load "$name" || { say "module load $name failed on $(uname -n)"; exit 1; }
         set -u
     done
+}
+
+# --- a packed environment ------------------------------------------------------------------------------------------
+
+# unpack_environment FILE DIR: on all nodes of the job; sets $python to the interpreter of this node's copy.
+# A copy is named by what FILE is: a new FILE of the same name makes a new copy.
+unpack_environment() {
+    local identity stem=${1##*/} scripts=${BASH_SOURCE[0]%/*}
+    identity=$(stat -L -c '%s-%Y' -- "$1") || usage_error "--environment $1 cannot be read on $(uname -n)"
+    export EXAHPC_SCRIPTS="$scripts" # the copy's own are seen by this node only
+    if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ]; then
+        srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --mpi=none \
+            --export=ALL --input=none "$BASH" "$scripts/supervise.sh" unpack "$1" "$2" "${stem%%.*}-$identity" || exit 1
+    else
+        "$BASH" "$scripts/supervise.sh" unpack "$1" "$2" "${stem%%.*}-$identity" || exit 1
+    fi
+    # shellcheck disable=SC2034 # the caller's
+    python=$(filled_in "$2")/exahpc-env-$UID/${stem%%.*}-$identity/bin/python
+}
+
+filled_in() { # TEXT: with $NAME and ${NAME} replaced by the environment's values
+    local text=$1
+    while [[ $text =~ \$\{?([A-Za-z_][A-Za-z0-9_]*)\}? ]]; do
+        [ -n "${!BASH_REMATCH[1]:-}" ] || usage_error "$1: ${BASH_REMATCH[1]} is not set on $(uname -n)"
+        text=${text//"${BASH_REMATCH[0]}"/"${!BASH_REMATCH[1]}"}
+    done
+    printf '%s\n' "$text"
+}
+
+# unpack FILE DIR NAME: into DIR/exahpc-env-UID/NAME, once, whoever comes first; others wait for it. Copies of this
+# user that no process runs from and that nobody asked for within an hour are removed.
+unpack() {
+    local store copy old
+    store=$(filled_in "$2") || exit 2
+    store+=/exahpc-env-$UID
+    mkdir -p "$store"
+    [ -O "$store" ] || usage_error "--environment-in $2: $store is not ours, or cannot be made, on $(uname -n)"
+    copy=$store/$3
+    exec {lock}>"$store/lock"
+    flock "$lock"
+    if [ ! -d "$copy" ]; then
+        for old in "$store"/*/; do
+            old=${old%/}
+            [ -d "$old" ] && [ -z "$(find "$old/used" -mmin -60 2>/dev/null)" ] || continue
+            grep -qsF -- "$old/" /proc/[0-9]*/cmdline || rm -rf -- "$old"
+        done
+        rm -rf -- "$copy.part"
+        if ! { mkdir "$copy.part" && tar -xf "$1" -C "$copy.part" --no-same-owner && touch "$copy.part/used" &&
+            mv -T "$copy.part" "$copy"; }; then
+            rm -rf -- "$copy.part"
+            usage_error "--environment $1 cannot be unpacked into $copy on $(uname -n)"
+        fi
+        say "unpacked $1 into $copy"
+    fi
+    touch "$copy/used"
 }
 
 # --- one child -----------------------------------------------------------------------------------------------------
@@ -206,6 +261,10 @@ reap() {
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    [ "${1:-}" = reap ] && [ $# = 3 ] || usage_error "is a part of head.sbatch and replica.sbatch"
+    if [ "${1:-}" = unpack ] && [ $# = 4 ]; then
+        unpack "${@:2}"
+        exit
+    fi
+    [ "${1:-}" = reap ] && [ $# = 3 ] || usage_error "is a part of the batch scripts"
     reap "$2" "$3"
 fi

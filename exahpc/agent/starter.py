@@ -9,7 +9,6 @@ import hashlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +51,7 @@ class Starter:
         listen = socket_path(self.runtime, pool.name, slot, incarnation)
         name = f"{pool.name}.{slot}.{incarnation}"
         program = launch.replica_argv(
-            sys.executable, self._folder.path, pool.name, slot, incarnation, listen, self._version
+            here.interpreter(), self._folder.path, pool.name, slot, incarnation, listen, self._version
         )
         return Step.start(
             self._argv(name, program),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from exahpc import __version__
+from exahpc.cli.examples import shown
 from exahpc.errors import ExahpcError
 
 _COMMANDS = {
@@ -27,6 +28,8 @@ _COMMANDS = {
     "watch": "exahpc.cli.watch:watch",
     "batch": "exahpc.cli.batch:batch",
     "model": "exahpc.cli.model:model",
+    "pack": "exahpc.cli.pack:pack",
+    "completion": "exahpc.cli.completion:completion",
     "rollout": "exahpc.cli.rollout:rollout",
     "curve": "exahpc.cli.curve:curve",
     "bench": "exahpc.cli.bench:bench",
@@ -46,7 +49,7 @@ class Commands(click.Group):
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
-        return command
+        return shown(command, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

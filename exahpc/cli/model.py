@@ -56,7 +56,13 @@ def fetch(name: str, into: Path | None) -> None:
 @model.command()
 @click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(get_args(Dtype)), default="bfloat16", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(Dtype)),
+    default="bfloat16",
+    show_default=True,
+    help="Number format of what is not INT8.",
+)
 @click.option("--int8", is_flag=True, help='Matrices as INT8: serve them with model.quantization = "int8".')
 def convert(source: Path, target: Path, dtype: Dtype, int8: bool) -> None:
     """Make the folder TARGET: the checkpoint SOURCE in the form in which it is served.

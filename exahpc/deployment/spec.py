@@ -242,6 +242,10 @@ class Launcher(Frozen, frozen=True):
     (local launcher: loopback)."""
     python: str | None = None
     """Interpreter on the nodes; default: the one that runs `exahpc up`."""
+    environment: str | None = None
+    """A file of `exahpc pack`: each node unpacks it once, and runs Python from there instead."""
+    environment_in: str = "/tmp"
+    """Directory of the node for it; variables such as $TMPDIR are filled in on the node."""
     commands: Commands = "head"
     """Who runs Slurm's commands for the broker: "head", the broker itself; "watch", for sites whose nodes may not
     run them: `exahpc watch` on a login node."""

@@ -54,9 +54,14 @@ def settled(found: Deployment, where: Path) -> Deployment:
         launcher=msgspec.structs.replace(
             found.launcher,
             python=found.launcher.python or sys.executable,
+            environment=_absolute(found.launcher.environment, where),
             mpirun=_program(found.launcher.mpirun) or found.launcher.mpirun,
         ),
     )
+
+
+def _absolute(file: str | None, where: Path) -> str | None:
+    return None if file is None else os.path.normpath(where / Path(os.path.expandvars(file)).expanduser())
 
 
 def _program(name: str) -> str | None:
@@ -161,6 +166,9 @@ def model_config(path: Path) -> dict[str, Any]:
 def check_programs(deployment: Deployment) -> None:
     """Raises DeploymentError when a program or a network interface that `up` or its processes need is missing
     here."""
+    packed = deployment.launcher.environment
+    if packed is not None and not Path(packed).is_file():
+        raise DeploymentError(f"launcher.environment = {packed!r}: there is no such file; `exahpc pack` makes it")
     if deployment.launcher.kind == "slurm":
         if shutil.which("sbatch") is None:
             raise DeploymentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from exahpc.slurm.features import has_requeue_exit as has_requeue_exit
@@ -21,6 +22,11 @@ def task_id(environ: Mapping[str, str] | None = None) -> str | None:
     if array or task:
         return None  # half an array id: whatever it is, no id that may be acted upon
     return environ.get("SLURM_JOB_ID") or None
+
+
+def interpreter(environ: Mapping[str, str] | None = None) -> str:
+    """What starts Python in a step: what started it in this job. Ours may be a path that only a container has."""
+    return (os.environ if environ is None else environ).get("EXAHPC_PYTHON") or sys.executable
 
 
 def end_time(environ: Mapping[str, str] | None = None) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from exahpc.errors import DeploymentError
 
-_NAMES = ("head.sbatch", "replica.sbatch", "doctor.sbatch", "supervise.sh")
+NAMES = ("head.sbatch", "replica.sbatch", "doctor.sbatch", "supervise.sh")
+GIVEN = "EXAHPC_SCRIPTS"
+"""Environment variable of what runs from a packed environment: the scripts that all nodes see, not its copy's."""
 
 
 def directory() -> Path:
@@ -14,8 +17,9 @@ def directory() -> Path:
 
     Raises DeploymentError when neither has them.
     """
+    given = os.environ.get(GIVEN)
     package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "_scripts", package.parent / "slurm"):
-        if all((candidate / name).is_file() for name in _NAMES):
+    for candidate in (*([Path(given)] if given else []), package / "_scripts", package.parent / "slurm"):
+        if all((candidate / name).is_file() for name in NAMES):
             return candidate
-    raise DeploymentError(f"{package} was installed without its batch scripts ({', '.join(_NAMES)}): reinstall it")
+    raise DeploymentError(f"{package} was installed without its batch scripts ({', '.join(NAMES)}): reinstall it")

@@ -38,7 +38,7 @@ def head_submission(deployment: Deployment, folder: Path, python: str, scripts: 
         name=f"exahpc-{deployment.name}-head",
         script=str(scripts / "head.sbatch"),
         arguments=(
-            *_common(folder, python, scripts, resources),
+            *_common(deployment, folder, python, scripts, resources),
             *("--entries", str(deployment.head.entries)),
         ),
         flags=_flags(resources, folder, nodes=1, ranks_per_node=1, cpus=cpus, requeue=True, output="%x-%j.out"),
@@ -57,7 +57,7 @@ def doctor_submission(
     return Submission(
         name=f"exahpc-{deployment.name}-doctor",
         script=str(scripts / "doctor.sbatch"),
-        arguments=_common(folder, python, scripts, resources),
+        arguments=_common(deployment, folder, python, scripts, resources),
         flags=_flags(
             msgspec.structs.replace(resources, time=time),
             folder,
@@ -98,7 +98,7 @@ def pool_submission(
         name=pool_name(deployment, pool),
         script=str(scripts / "replica.sbatch"),
         arguments=(
-            *_common(folder, python, scripts, resources),
+            *_common(deployment, folder, python, scripts, resources),
             *("--pool", pool.name),
             *(("--with-head", "--entries", str(deployment.head.entries)) if holds_head else ()),
             *(("--node-entries", str(on_nodes)) if (on_nodes := deployment.head.entries_on_nodes) else ()),
@@ -119,9 +119,15 @@ def pool_submission(
     )
 
 
-def _common(folder: Path, python: str, scripts: Path, resources: SlurmResources) -> tuple[str, ...]:
+def _common(
+    deployment: Deployment, folder: Path, python: str, scripts: Path, resources: SlurmResources
+) -> tuple[str, ...]:
     modules = (word for module in resources.modules or () for word in ("--module", module))
-    return ("--folder", str(folder), "--python", python, "--scripts", str(scripts), *modules)
+    packed = deployment.launcher.environment
+    return (
+        *("--folder", str(folder), "--python", python, "--scripts", str(scripts), *modules),
+        *(("--environment", packed, "--environment-in", deployment.launcher.environment_in) if packed else ()),
+    )
 
 
 def _flags(

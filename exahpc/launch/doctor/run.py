@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from exahpc.launch.doctor import judge_nodes, judge_ranks, judge_slurm, node, sl
 from exahpc.launch.doctor.facts import Node
 from exahpc.launch.doctor.finding import Finding, ordered
 from exahpc.replica.probe import World
+from exahpc.slurm.here import interpreter
 from exahpc.slurm.hostlist import expand
 from exahpc.slurm.steps import device_flags, step_argv
 
@@ -47,7 +47,7 @@ def inside(deployment: Deployment, home: Path) -> list[Finding]:
         raise DeploymentError("--inside: this is no allocation; use salloc first, or --nodes N to ask for nodes")
     with _workshop(home, deployment) as work:
         asked = (
-            sys.executable,
+            interpreter(),
             "-m",
             "exahpc.launch.doctor.node",
             "--directory",
@@ -130,7 +130,7 @@ def _workshop(home: Path, deployment: Deployment | None) -> Iterator[Path]:
 
 # --- steps -------------------------------------------------------------------------------------------------------
 
-_PROBE = (sys.executable, "-m", "exahpc.replica.probe")
+_PROBE = (interpreter(), "-m", "exahpc.replica.probe")
 
 
 def _local_ranks(deployment: Deployment | None) -> list[Finding]:
