@@ -26,8 +26,8 @@ def nodes() -> Iterator[DevCluster]:
 
 
 def deployment(name: str, model: Path, head: str) -> str:
-    """Tasks of five minutes; a task and its successor may share a node."""
-    text = faults.deployment(name, model, head).replace('time = "1:00:00"', 'time = "5"')
+    """Tasks of eight minutes; a task and its successor may share a node."""
+    text = faults.deployment(name, model, head).replace('time = "1:00:00"', 'time = "8"')
     text = text.replace("gpu:tile:7", "gpu:tile:5").replace("[head]", '[head]\nslurm.time = "1:00:00"')
     return text + "[walltime]\ndrain_seconds = 20\n"
 
@@ -47,7 +47,7 @@ def test_a_batch_outlives_chaos_and_the_end_of_its_tasks_time(nodes: DevCluster)
             until("all are ready", lambda: live.ready() == 4, 300)
             first = jobs(live)
             asked = _jobs_in_queue(nodes)
-            until("a successor is on its way", lambda: _jobs_in_queue(nodes) > asked, 400)
+            until("a successor is on its way", lambda: _jobs_in_queue(nodes) > asked, 600)
             number = 0
             while not number or jobs(live) & first:  # a fast machine runs the file several times
                 found, struck = site.run(ROWS, f"run-{number}", Schedule(10 + number))

@@ -23,6 +23,15 @@ def test_strikes_in_one_domain_are_thirty_seconds_apart(seed: int, steps: list[f
     assert set(last) == set(DOMAINS), "each is struck before the work is done"
 
 
+def test_the_work_has_an_end_however_slow_the_machine_is() -> None:
+    schedule, strikes = Schedule(0), 0
+    for second in range(100_000):
+        for domain in schedule.due(0.5, float(second)):
+            schedule.was_struck(domain, float(second))
+            strikes += 1
+    assert strikes < 30
+
+
 def test_what_could_not_be_struck_stays_due() -> None:
     schedule = Schedule(0)
     assert schedule.due(0.0, 0.0) == []
