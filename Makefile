@@ -86,7 +86,7 @@ check: dev ## a few minutes: format, lint, types, layers, unit tests
 # Debian packages of the tests, before the unit tests of the kernels; without root what is missing is named, and its tests are left out.
 tested: dev
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	    echo "== packages for tests: Slurm, munge, Open MPI, a C++ compiler"
+	    echo "== packages for tests: Slurm, munge, Open MPI, a C++ compiler, Chromium"
 	    slurm/devcluster/install core mpi compiler
 	    slurm/devcluster/install browser || true
 	elif ! command -v slurmctld >/dev/null; then
