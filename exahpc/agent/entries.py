@@ -13,7 +13,7 @@ from exahpc.wire.messages import Answer, Answers, Busy, EntryToAgent, Load, Room
 
 ROOM_SECONDS = 0.05
 """Least time between two messages about room."""
-STEADY_SECONDS = 1.0
+STEADY_SECONDS = 2.0
 """Load that does not change is told so often: entries forget what they were told (`entry.fleet`)."""
 MOST_A_SECOND = 320
 """Such messages, to all entries together: with an entry on each of hundreds of nodes they come more rarely."""

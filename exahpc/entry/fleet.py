@@ -16,8 +16,8 @@ ROOMY, TIGHT, CROWDED, PROBE = range(4)
 agent's last report. Probe: tried again after an illness, and idle."""
 KV_NEARLY_FULL = 0.9
 """Share of a replica's KV cache above which a newcomer may make others give way."""
-REPORT_SECONDS = 3.0
-"""What an agent reported of the load counts so long; it tells steady load every second (`agent.entries`)."""
+REPORT_SECONDS = 5.0
+"""What an agent reported of the load counts so long; it tells steady load every two (`agent.entries`)."""
 
 
 class AgentKey(NamedTuple):

@@ -127,7 +127,7 @@ class Record:
         self.id, self.kind, self.body, self.stream = id, kind, body, stream
         self.seed, self.created, self.client = seed, created, client
         self.key, self.tier = key, tier
-        self.choices = [Choice() for _ in range(choices)]
+        self.choices = [Choice()] if choices == 1 else [Choice() for _ in range(choices)]
         self.prompt, self.tokens = prompt, prompt + new
         self.size = prompt + new // choices
         self.version, self.lot, self.prefix = version, -1, prefix

@@ -148,7 +148,7 @@ class Host:
         batch = Batch(self._world.scenario.replica, pool.max_sequences, tokens, self.pace(step))
         batch.advance(self._timeline.now)
         self.lost(step.slot, own_exit=False)
-        meter = Meter(health.window_requests, memory=health.rest_seconds)
+        meter = Meter(health.window_requests, health.rest_seconds, self._world.measured)
         self.relay.serve(Replica(hello, batch, meter))
         if step.frozen:
             self.relay.change(step.slot, frozen=True)

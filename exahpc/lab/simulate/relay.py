@@ -60,12 +60,12 @@ class Relay:
             gateway.busy(agent, Busy(message.request, message.attempt))
             return
         now = self._timeline.now
-        capacity = replica.capacity
-        if client.prompt + client.new > capacity.hello.context:
+        capacity, need = replica.capacity, client.prompt + client.new
+        if need > capacity.hello.context:
             why = f"{client.prompt} + {client.new} tokens exceed the context of {capacity.hello.context}"
             gateway.failed(agent, Failed(message.request, message.attempt, 400, why))
             return
-        if capacity.alone if message.alone else capacity.full or not replica.fits(client.prompt + client.new):
+        if capacity.alone if message.alone else capacity.full or not replica.fits(need):
             capacity.refused = now
             gateway.busy(agent, Busy(message.request, message.attempt))
             return

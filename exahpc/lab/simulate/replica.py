@@ -125,6 +125,6 @@ class Replica:
 
     @property
     def load(self) -> Load:
-        batch = self.batch
-        sequences = self.capacity.hello.sequences if self.capacity.alone else len(batch)
+        batch, capacity = self.batch, self.capacity
+        sequences = capacity.hello.sequences if capacity.alone else len(batch)
         return Load(self.slot, batch.outstanding, sequences, min(1.0, batch.kv / batch.kv_tokens))

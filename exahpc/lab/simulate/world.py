@@ -19,6 +19,7 @@ from exahpc.lab.simulate.outcomes import Outcomes
 from exahpc.lab.simulate.scenario import Rollout, Scenario
 from exahpc.lab.simulate.steps import Place, Step
 from exahpc.lab.simulate.timeline import Timeline
+from exahpc.telemetry.meters import AgentMeter
 
 WARNED_DRAIN, TERM_DRAIN = 60.0, 15.0
 """Seconds that an agent has after Slurm's warning, and after its TERM (`agent.main`)."""
@@ -49,6 +50,8 @@ class World:
         self.timeline = Timeline()
         self.random = random.Random(scenario.seed)
         self.outcomes = Outcomes()
+        self.measured = AgentMeter()
+        """Of all agents: nobody here asks for those of one."""
         self.samples: list[Sample] = []
         self.serving = 0
         self.hosts: dict[str, Host] = {}

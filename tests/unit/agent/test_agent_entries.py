@@ -67,8 +67,9 @@ def test_room_is_told_at_once_after_busy_but_not_twice_in_a_moment_and_the_dead_
         entries.tell_room([Load(0, 0)], 1.53)  # too soon
         entries.send(peers[0], Busy("x", 1))
         entries.tell_room([Load(0, 901)], 1.6)  # a small change, but somebody was refused
-        entries.tell_room([Load(0, 901)], 2.7)  # steady, but what was told is forgotten
-        entries.tell_room([Load(0, 0)], 2.8)
+        entries.tell_room([Load(0, 901)], 2.7)  # steady
+        entries.tell_room([Load(0, 901)], 3.7)  # still, but what was told is forgotten one day
+        entries.tell_room([Load(0, 0)], 3.8)
         entries.tell_room([Load(0, 0)], 9.0)  # nothing to do is told once
         told: list[Any] = [Room([Load(0, tokens)]) for tokens in (10, 900, 901, 901, 0)]
         told.insert(2, Busy("x", 1))

@@ -70,3 +70,11 @@ def test_what_is_out_of_range_lands_at_the_ends() -> None:
 
 def test_no_observations_have_no_quantile() -> None:
     assert Histogram().quantile(0.5) is None
+
+
+@given(st.floats(-1.0, 1e7) | st.sampled_from([2**40 / 1e6, 2e-6, 1e-6, 0.0]), st.integers(1, 9))
+def test_a_time_counts_as_its_microseconds(seconds: float, times: int) -> None:
+    timed, plain = Histogram(), Histogram()
+    timed.seconds(seconds, times)
+    plain.add(int(seconds * 1e6), times)
+    assert timed.sketch() == plain.sketch()
