@@ -14,7 +14,7 @@ import pytest
 from exahpc.deployment.spec import Deployment, Launcher, Model, Pool
 from exahpc.errors import DeploymentError
 from exahpc.launch.pack import FORMS, pack
-from exahpc.slurm import scripts
+from exahpc.slurm import here, scripts
 from exahpc.slurm.submission import doctor_submission, head_submission, pool_submission
 
 SITE = Path("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -160,3 +160,8 @@ def test_a_copys_own_scripts_are_not_submitted(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).touch()
     monkeypatch.setenv(scripts.GIVEN, str(tmp_path))
     assert scripts.directory() == tmp_path
+
+
+def test_steps_are_started_by_what_started_python_in_the_job() -> None:
+    assert here.interpreter({"EXAHPC_PYTHON": "/s/python-in-container"}) == "/s/python-in-container"
+    assert here.interpreter({}) == sys.executable
