@@ -34,6 +34,7 @@ _COMMANDS = {
     "curve": "exahpc.cli.curve:curve",
     "bench": "exahpc.cli.bench:bench",
     "ladder": "exahpc.cli.ladder:ladder",
+    "sweep": "exahpc.cli.sweep:sweep",
     "simulate": "exahpc.cli.simulate:simulate",
 }
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from exahpc.cli.common import json_text, notes, slurm_client
 from exahpc.cli.load_options import lengths_option, load_of, load_options, slo_option
+from exahpc.cli.signals import terminable
 from exahpc.deployment import render
 from exahpc.errors import ExahpcError
 from exahpc.lab import report as files
@@ -114,16 +115,17 @@ def ladder(
     def told(line: str) -> None:
         notes.print(f"  {line}", markup=False, soft_wrap=True)
 
-    for count in nodes[len(found.steps) :]:
-        notes.print(f"{count} nodes", markup=False)
-        if simulate:
-            one = climb.simulated_step(question, shapes[count], count)
-        else:
-            one = climb.step(
-                question, shapes[count], count, client, told, processes=processes or 0, timeout=timeout
-            )
-        found = found.with_step(one)
-        report.write(found, target)
+    with terminable():  # what stands is taken down, also at a walltime
+        for count in nodes[len(found.steps) :]:
+            notes.print(f"{count} nodes", markup=False)
+            if simulate:
+                one = climb.simulated_step(question, shapes[count], count)
+            else:
+                one = climb.step(
+                    question, shapes[count], count, client, told, processes=processes or 0, timeout=timeout
+                )
+            found = found.with_step(one)
+            report.write(found, target)
     if as_json:
         click.echo(json_text(found))
     else:
