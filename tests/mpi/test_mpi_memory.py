@@ -16,29 +16,42 @@ from exahpc.deployment.spec import Pool
 TOKENS = 16_384
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fifty megabytes in bfloat16: large beside a page, small beside a laptop."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"intermediate_size": 1536, "tie_word_embeddings": True},
+    "mixtral": {"intermediate_size": 768, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""Grouped-query attention in all; tens of megabytes in bfloat16: large beside a page, small beside a laptop."""
 
-    folder = tmp_path_factory.mktemp("memory")
-    config = LlamaConfig(
+
+def made(kind: str, folder: Path) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=1024,
         hidden_size=512,
-        intermediate_size=1536,
         num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=4,
-        tie_word_embeddings=True,
+        **SIZES[kind],
     )
-    model: Any = LlamaForCausalLM(config)
+    model: Any = AutoModelForCausalLM.from_config(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
-def test_weights_and_cache_take_what_the_ledger_says(model: Path, tp: int, pp: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tp", "pp"),
+    [
+        ("llama", 2, 1),
+        ("mixtral", 1, 2),
+        pytest.param("llama", 1, 2, marks=pytest.mark.long),
+        pytest.param("mixtral", 2, 1, marks=pytest.mark.long),
+    ],
+)
+def test_weights_and_cache_take_what_the_ledger_says(kind: str, tp: int, pp: int, tmp_path: Path) -> None:
+    model = made(kind, tmp_path)
     done = ranks(tp * pp, HERE / "memory_program.py", str(tp), str(pp), str(TOKENS), model)
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
