@@ -66,9 +66,10 @@ class _Batch:
 
 
 class Batches:
-    """folder: the deployment's (open batches are remembered there for the next broker); epoch: the broker's."""
+    """folder: the deployment's (open batches are remembered there for the next broker); epoch: the broker's;
+    account: node-hours that the deployment has used, over all brokers. Whoever counts them keeps it up to date."""
 
-    def __init__(self, folder: Path, epoch: int) -> None:
+    def __init__(self, folder: Path, epoch: int, account: float = 0.0) -> None:
         self._register, self._epoch = folder / "batches.json", epoch
         self._leases = Leases(epoch)
         self._batches: dict[str, _Batch] = {}
@@ -76,8 +77,7 @@ class Batches:
         self._grants: list[LeaseGrant] = []
         self._revokes: list[tuple[str, LeaseRevoke]] = []
         self._hellos: dict[str, tuple[int, ...]] = {}
-        self.account = 0.0
-        """Node-hours that the deployment has used; whoever counts them keeps this up to date."""
+        self.account = account
         try:
             before = msgspec.json.decode(self._register.read_bytes(), type=dict[str, str])
         except (FileNotFoundError, msgspec.MsgspecError):

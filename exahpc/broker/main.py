@@ -94,7 +94,7 @@ class Broker:
         self._listen(context, before)
         from exahpc.broker.batches import Batches  # half of all imports: peers reconnect meanwhile
 
-        self._batches = Batches(self._folder.path, self._fleet.epoch)
+        self._batches = Batches(self._folder.path, self._fleet.epoch, self._policies.account.spent)
         self._spawn(self._tick())
         self._spawn(self._watch_record())
         self._spawn(self._keeper.watch())

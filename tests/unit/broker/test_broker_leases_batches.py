@@ -68,9 +68,9 @@ class World:
         self.batches: Batches
         self.start_broker()
 
-    def start_broker(self) -> None:
+    def start_broker(self, account: float = 0.0) -> None:
         self.epoch += 1
-        self.batches = Batches(self.folder, self.epoch)
+        self.batches = Batches(self.folder, self.epoch, account)
         for name, worker in self.agents.items():
             self.revoke([(name, m) for m in self.batches.hello(name, worker.leases, self.now)])
 
@@ -262,6 +262,19 @@ def test_a_new_broker_goes_on_and_living_agents_keep_their_rows(world: World, tm
     world.start_broker()  # finds the batch without any client
     check(tmp_path / "out.h5", 100, world.drive(prepared))
     assert len(world.seen) == len({key for _, key in world.seen}) == 100, "no row began twice"
+
+
+def test_a_new_broker_does_not_count_what_the_deployment_used_before_it(world: World, tmp_path: Path) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 100), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 10)
+    world.end_broker()
+    world.start_broker(account=5.0)
+    world.run_until(prepared.plan.batch, 20)
+    world.batches.account = 5.25
+    world.step()
+    assert world.batches.status()[0].node_hours == pytest.approx(0.25)
 
 
 def test_brokers_that_begin_at_folds_lose_and_double_nothing(
