@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "curve": ("exahpc curve laptop -o curve",),
     "bench": ("exahpc bench laptop --concurrency 8",),
     "ladder": ("exahpc ladder jobs/four-nodes.toml --nodes 1,2,4 --concurrency 64",),
+    "sweep": ("exahpc sweep jobs/four-nodes.toml --concurrency 8,32 --slo ttft=1s,tbt=100ms",),
     "simulate": ("exahpc simulate jobs/many-nodes.toml",),
 }
 """Words after `exahpc` -> lines."""
