@@ -26,8 +26,8 @@ def nodes() -> Iterator[DevCluster]:
 
 
 def deployment(name: str, model: Path, head: str) -> str:
-    """Tasks of eight minutes; a task and its successor may share a node."""
-    text = faults.deployment(name, model, head).replace('time = "1:00:00"', 'time = "8"')
+    """Tasks of six minutes; a task and its successor may share a node."""
+    text = faults.deployment(name, model, head).replace('time = "1:00:00"', 'time = "6"')
     text = text.replace("gpu:tile:7", "gpu:tile:5").replace("[head]", '[head]\nslurm.time = "1:00:00"')
     return text + "[walltime]\ndrain_seconds = 20\n"
 
@@ -46,16 +46,10 @@ def test_a_batch_outlives_chaos_and_the_end_of_its_tasks_time(nodes: DevCluster)
             wanted, _ = site.run(ROWS, "undisturbed")
             until("all are ready", lambda: live.ready() == 4, 300)
             first = jobs(live)
-            asked = _jobs_in_queue(nodes)
-            until("a successor is on its way", lambda: _jobs_in_queue(nodes) > asked, 600)
             number = 0
-            while not number or jobs(live) & first:  # a fast machine runs the file several times
+            while not number or jobs(live) & first:  # until all have been replaced
                 found, struck = site.run(ROWS, f"run-{number}", Schedule(10 + number))
                 print(f"run {number} struck: {dict(struck)}")
                 assert differing(model, found, wanted) == []
                 number += 1
             until("all are ready again", lambda: live.ready() == 4, 300)
-
-
-def _jobs_in_queue(nodes: DevCluster) -> int:
-    return len(nodes.run("squeue", "-h", "-r", "-o", "%i").split())
