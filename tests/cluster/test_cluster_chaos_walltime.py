@@ -47,7 +47,7 @@ def test_a_batch_outlives_chaos_and_the_end_of_its_tasks_time(nodes: DevCluster)
             until("all are ready", lambda: live.ready() == 4, 300)
             first = jobs(live)
             number = 0
-            while not number or jobs(live) & first:  # until all have been replaced
+            while not number or not (now := jobs(live)) or now & first:  # until all have been replaced
                 found, struck = site.run(ROWS, f"run-{number}", Schedule(10 + number))
                 print(f"run {number} struck: {dict(struck)}")
                 assert differing(model, found, wanted) == []
