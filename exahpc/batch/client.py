@@ -33,7 +33,8 @@ def _newest(folder: Path) -> int:
     return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
 
 
-def _process_lives(pid: int) -> bool:
+def process_lives(pid: int) -> bool:
+    """Whether this host runs a process of that number: the one that is meant, or a later one."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -82,7 +83,7 @@ class Owner:
         claim = self._read(number)
         if claim is not None and claim.released:
             return True
-        if claim is not None and claim.host == socket.gethostname() and not _process_lives(claim.pid):
+        if claim is not None and claim.host == socket.gethostname() and not process_lives(claim.pid):
             return True  # no need to wait; a living process may be another one with the same id
         return self._file_system_now() - (self._folder / str(number)).stat().st_mtime > STALE_SECONDS
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from exahpc.batch.client import process_lives
 from exahpc.batch.columns import Block, Replicas
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.segments import Roller, Segment, numbers, segment_path
@@ -112,8 +115,14 @@ class Gathered:
 
 
 def _temporary(beside: Path) -> Path:
-    """A new folder: there, since /tmp may be small; or in /tmp for who may not write there."""
+    """A new folder: there, since /tmp may be small; or in /tmp for who may not write there. What killed processes
+    of this host left is removed."""
+    ours = f".late.{socket.gethostname()}."
+    for left in beside.glob(f"{ours}*"):
+        pid = left.name.removeprefix(ours).partition(".")[0]
+        if pid.isdigit() and not process_lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
     try:
-        return Path(tempfile.mkdtemp(prefix=".late-", dir=beside))
+        return Path(tempfile.mkdtemp(prefix=f"{ours}{os.getpid()}.", dir=beside))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="exahpc-batch-"))
