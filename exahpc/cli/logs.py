@@ -8,8 +8,8 @@ import click
 
 from exahpc.cli.common import deployment_argument, opened
 from exahpc.errors import DeploymentError
-from exahpc.telemetry.story import story
 from exahpc.launch.tail import Follower, log_files
+from exahpc.telemetry.story import story
 
 
 @click.command()
