@@ -1,9 +1,9 @@
 """`exahpc bench` against NVIDIA's aiperf: both measure the same endpoint over emulated engines, in turn.
 
-    python bench/aiperf.py [--concurrency 8] [--seconds 20] [--runs 3] [--smoke]
+    python bench/aiperf.py [--concurrency 8] [--seconds 30] [--runs 3] [--smoke]
 
 Broker, entry and agent are real; replicas compute nothing, so that times are the same for both. aiperf runs
-unchanged, in an environment of its own (rivals/aiperf.txt). Writes bench/results/aiperf.json; about five minutes.
+unchanged, in an environment of its own (rivals/aiperf.txt). Writes bench/results/aiperf.json; about six minutes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def url(found: Stand) -> str:
 
 @click.command()
 @click.option("--concurrency", default=8, show_default=True)
-@click.option("--seconds", default=20.0, show_default=True, help="Of each run.")
+@click.option("--seconds", default=30.0, show_default=True, help="Of each run.")
 @click.option("--runs", default=3, show_default=True, help="Of each side, in turn.")
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
 def main(concurrency: int, seconds: float, runs: int, smoke: bool) -> None:
