@@ -1,6 +1,6 @@
 """`exahpc bench` against NVIDIA's aiperf: both measure the same endpoint over emulated engines, in turn.
 
-    python bench/aiperf.py [--concurrency 8] [--seconds 30] [--runs 3] [--smoke]
+    python bench/aiperf.py [--rate 5] [--seconds 30] [--runs 3] [--smoke]
 
 Broker, entry and agent are real; replicas compute nothing, so that times are the same for both. aiperf runs
 unchanged, in an environment of its own (rivals/aiperf.txt). Writes bench/results/aiperf.json; about six minutes.
@@ -37,13 +37,24 @@ FIGURES = {
 PROMPT, NEW = 32, 64
 
 
-def ours(found: Stand, concurrency: int, seconds: float) -> dict[str, float]:
+def ours(found: Stand, rate: float, seconds: float) -> dict[str, float]:
     """`exahpc bench` as a user runs it."""
     key = found.home / "key"
     key.write_text(KEY)
     key.chmod(0o600)
     command = [sys.executable, "-m", "exahpc.cli", "bench", "--url", url(found), "--key-file", str(key)]
-    load = ["--concurrency", str(concurrency), "--seconds", str(seconds), "--ramp", "5", "--chat", "--json"]
+    load = [
+        "--rate",
+        str(rate),
+        "--arrivals",
+        "fixed",
+        "--seconds",
+        str(seconds),
+        "--ramp",
+        "5",
+        "--chat",
+        "--json",
+    ]
     lengths = ["--prompt", str(PROMPT), "--new", str(NEW), "--ignore-eos"]
     out = subprocess.run([*command, *load, *lengths], check=True, text=True, stdout=subprocess.PIPE).stdout
     told = json.loads(out)
@@ -59,7 +70,7 @@ def ours(found: Stand, concurrency: int, seconds: float) -> dict[str, float]:
     }
 
 
-def theirs(python: Path, found: Stand, concurrency: int, seconds: float) -> dict[str, float]:
+def theirs(python: Path, found: Stand, rate: float, seconds: float) -> dict[str, float]:
     """`aiperf profile` as its manual says."""
     with tempfile.TemporaryDirectory() as into:
         command = [
@@ -71,7 +82,8 @@ def theirs(python: Path, found: Stand, concurrency: int, seconds: float) -> dict
             url(found).removesuffix("/v1"),
         ]
         kind = ["--endpoint-type", "chat", "--streaming", "--api-key", KEY, "--use-server-token-count"]
-        load = ["--concurrency", str(concurrency), "--benchmark-duration", str(seconds), "--warmup-duration", "5"]
+        load = ["--request-rate", str(rate), "--arrival-pattern", "constant", "--benchmark-duration", str(seconds)]
+        load += ["--warmup-duration", "5"]
         lengths = ["--isl", str(PROMPT), "--isl-stddev", "0", "--osl", str(NEW), "--osl-stddev", "0"]
         more = ["--extra-inputs", "ignore_eos:true", "--tokenizer", str(place.cache() / "smollm2"), "--ui", "none"]
         more += ["--num-dataset-entries", "100"]
@@ -105,11 +117,11 @@ def url(found: Stand) -> str:
 
 
 @click.command()
-@click.option("--concurrency", default=8, show_default=True)
+@click.option("--rate", default=5.0, show_default=True, help="Requests a second, evenly spaced.")
 @click.option("--seconds", default=30.0, show_default=True, help="Of each run.")
 @click.option("--runs", default=3, show_default=True, help="Of each side, in turn.")
 @click.option("--smoke", is_flag=True, help="Print only; the machine may be busy.")
-def main(concurrency: int, seconds: float, runs: int, smoke: bool) -> None:
+def main(rate: float, seconds: float, runs: int, smoke: bool) -> None:
     """Compare the two clients."""
     python = environment("aiperf")
     made: list[dict[str, Any]] = []
@@ -119,8 +131,8 @@ def main(concurrency: int, seconds: float, runs: int, smoke: bool) -> None:
         found.until("all replicas", lambda: found.ready() == found.replicas)
         for _ in range(runs):
             for side, figures in (
-                ("exahpc", lambda: ours(found, concurrency, seconds)),
-                ("aiperf", lambda: theirs(python, found, concurrency, seconds)),
+                ("exahpc", lambda: ours(found, rate, seconds)),
+                ("aiperf", lambda: theirs(python, found, rate, seconds)),
             ):
                 one = {key: round(value, 4) for key, value in figures().items()}
                 print(side, one, flush=True)
@@ -132,11 +144,12 @@ def main(concurrency: int, seconds: float, runs: int, smoke: bool) -> None:
     if not smoke:
         common.write(
             "aiperf",
-            what=f"two load clients on one endpoint: {concurrency} clients, streamed chats of {NEW} tokens",
+            what=f"two load clients on one endpoint: {rate:g} requests a second, streamed chats of {NEW} tokens",
             runs=[run for run in made if run["case"] == FIGURES["requests_per_s"]],
             comparison=comparison,
             packages=common.versions("aiohttp") | {"aiperf": version(python)},
             notes=(
+                "evenly spaced requests: in a closed loop the clients of one of them would march in step",
                 "EMULATED: replicas compute nothing; broker, entry, agent and links are real",
                 "aiperf runs unchanged; tokens are counted from the answers' usage on both sides",
                 "clients and servers share the cores of this machine",
