@@ -146,13 +146,16 @@ class Gateway:
     # --- the small endpoints ---
 
     def _metrics(self, request: Request, connection: Connection) -> Callable[[], None] | None:
-        """This entry's counts, and the fleet's figures as soon as the broker has told them."""
+        """This entry's counts, and if wanted the fleet's figures as soon as the broker has told them."""
         query = metrics.query_of(request.query)
 
         def use(figures: FleetFigures | None) -> None:
             own = metrics.text(self.dispatch.desk, self._index, self._deployment.wanted_replicas)
             connection.respond(200, own + (prometheus.page(figures) if figures else b""), _TEXT)
 
+        if query is None:
+            use(None)
+            return None
         return self.dispatch.figures.ask(query, use)
 
     def _models(self, path: str) -> bytes:

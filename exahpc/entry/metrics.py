@@ -14,16 +14,19 @@ from exahpc.wire.messages import Detail, FiguresQuery
 _DETAILS: dict[str, Detail] = {"": "", "node": "node", "replica": "replica"}
 
 
-def query_of(asked: Mapping[str, str]) -> FiguresQuery:
-    """What a scraper wants beside fleet, pools and switches: "detail=replica&switch=s3".
+def query_of(asked: Mapping[str, str]) -> FiguresQuery | None:
+    """What a scraper wants beside fleet, pools and switches: "detail=replica&switch=s3". None: "detail=entry", the
+    entry's own counts alone.
 
     Raises RequestError: a wish that cannot be met must not look like an empty fleet.
     """
     fields = dict(asked)
+    if fields == {"detail": "entry"}:
+        return None
     detail = _DETAILS.get(fields.pop("detail", ""))
     places = {name: fields.pop(name, "")[:256] for name in ("pool", "switch", "node")}
     if fields or detail is None:
-        message = 'use "?detail=node" or "?detail=replica", with "&pool=", "&switch=" or "&node="'
+        message = 'use "?detail=entry" alone, or "?detail=node" or "?detail=replica" with "&pool=", "&switch=" or "&node="'
         raise RequestError(message, param=next(iter(fields), "detail"))
     if detail == "replica" and not any(places.values()):
         message = 'detail=replica needs a place: add "&switch=", "&node=" or "&pool=", one scrape job for each'

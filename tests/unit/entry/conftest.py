@@ -113,7 +113,7 @@ class Running:
         self.until(lambda: self.get("/health").json()["ready"] == replicas)
 
     def metrics(self) -> dict[str, int]:
-        lines = [line for line in self.get("/metrics").text.splitlines() if line[0] != "#"]
+        lines = [line for line in self.get("/metrics?detail=entry").text.splitlines() if line[0] != "#"]
         return {
             name.replace('{entry="0"}', "").replace('entry="0",', ""): int(n) for name, n in map(str.split, lines)
         }

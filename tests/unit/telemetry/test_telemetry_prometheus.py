@@ -89,3 +89,4 @@ def test_a_wish_for_detail_names_a_place() -> None:
     assert query_of({}) == FiguresQuery()
     assert query_of({"detail": "replica", "switch": "s1"}) == FiguresQuery("replica", switch="s1")
     assert query_of({"detail": "node"}) == FiguresQuery("node")
+    assert query_of({"detail": "entry"}) is None  # nothing is asked of the broker
