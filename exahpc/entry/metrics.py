@@ -26,7 +26,7 @@ def query_of(asked: Mapping[str, str]) -> FiguresQuery | None:
     detail = _DETAILS.get(fields.pop("detail", ""))
     places = {name: fields.pop(name, "")[:256] for name in ("pool", "switch", "node")}
     if fields or detail is None:
-        message = 'use "?detail=entry" alone, or "?detail=node" or "?detail=replica" with "&pool=", "&switch=" or "&node="'
+        message = 'use "?detail=entry", or "?detail=node" or "=replica" with "&pool=", "&switch=" or "&node="'
         raise RequestError(message, param=next(iter(fields), "detail"))
     if detail == "replica" and not any(places.values()):
         message = 'detail=replica needs a place: add "&switch=", "&node=" or "&pool=", one scrape job for each'
