@@ -17,7 +17,7 @@ its own that is killed at its end (SIGKILL), so the next one always starts from 
 
 "rows/s per core" is rows / CPU seconds of all threads of the phase. Memory is the peak of anonymous memory (what
 is not backed by files). Side `naive`: one process that reads the input line by line and appends JSON lines, with
-an fsync for every thousand. About 25 minutes for 10^7 rows. Writes bench/results/batch_null.json.
+an fsync for every thousand. About 25 minutes for 10^7 rows. Writes bench/results/batch-null.json.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Line:
 def index(folder: Path, parts: Parts) -> dict[str, float]:
     parts.create()
     meter = Meter()
-    plan = index_inputs(find_inputs([folder / "in.jsonl"]), parts, "batch_null", model="m")
+    plan = index_inputs(find_inputs([folder / "in.jsonl"]), parts, "batch-null", model="m")
     found = meter.read(plan.rows)
     parts.save(plan)
     return found
@@ -371,10 +371,10 @@ def main(rows: tuple[int, ...], folder: Path | None, smoke: bool, phase: Phase |
             runs += measure(number, Path(base) / str(number), largest=number == max(rows))
     comparison = compared(runs)
     if smoke:
-        common.show("batch_null", comparison)
+        common.show("batch-null", comparison)
         return
     common.write(
-        "batch_null",
+        "batch-null",
         what="rows through index, lease, journal (fsync on), commit, segment, results and export, per CPU second",
         runs=runs,
         comparison=comparison,
