@@ -10,7 +10,7 @@ from tests.cluster.conftest import DevCluster
 from tests.cluster.deployed import deployed, devcluster, home
 from tests.live import Load, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(400)]
 
 TOML = """
 [slurm]

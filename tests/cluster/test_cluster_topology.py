@@ -12,7 +12,7 @@ from tests.cluster.conftest import DevCluster
 from tests.cluster.deployed import deployed, devcluster, home
 from tests.live import Live
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
 
 LEAF_OF = {"tp1": "even", "tp2": "odd", "tp3": "even", "tp4": "odd"}
 NETWORK = r"SwitchName=even Nodes=tp[1,3]\nSwitchName=odd Nodes=tp[2,4]\nSwitchName=spine Switches=even,odd"
