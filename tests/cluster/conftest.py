@@ -115,7 +115,7 @@ class DevCluster:
             self._do("start", node, check=False)
         self.run("scancel", "--user=root")
         wait_for(lambda: not self.run("squeue", "-h", "-o", "%i").strip(), "all jobs are gone", 40)
-        wait_for(self._usable, "all nodes are idle", 60, self)
+        wait_for(self._usable, "all nodes are idle", 150, self)
         self.broken.clear()
 
     def _usable(self) -> bool:
