@@ -7,7 +7,6 @@ In OpenAI's form a row that succeeded has `response` (status_code 200, the body)
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from exahpc.batch.failures import error_of
 from exahpc.batch.gather import Gathered
 from exahpc.batch.plan import Parts
 from exahpc.batch.resultsfile import Results
-from exahpc.batch.space import refusal
+from exahpc.batch.space import whole
 from exahpc.batch.tally import Summary, Tally
 from exahpc.errors import BatchError
 
@@ -50,18 +49,8 @@ def export(
     """
     if not isinstance(target, Path):
         return _export(source, target, progress, form)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            summary = _export(source, file, progress, form)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise refusal(error, target) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return summary
+    with whole(target) as file:
+        return _export(source, file, progress, form)
 
 
 def _export(source: Path, file: BinaryIO, progress: Progress, form: Form) -> Summary:

@@ -7,7 +7,6 @@ are bad in the input are not among them: they would only fail again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from exahpc.batch.inputs.reader import RowReader
 from exahpc.batch.lines import Row
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.resultsfile import Results
-from exahpc.batch.space import refusal
+from exahpc.batch.space import whole
 from exahpc.errors import BatchError
 
 _BYTES = 16 * 2**20
@@ -109,18 +108,9 @@ def failed_requests(source: Path) -> Iterator[Request]:
 
 def write_failed_requests(source: Path, target: Path) -> int:
     """Write them to a file that appears whole or not at all, 0600. Returns how many."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            for _, line in failed_requests(source):
-                file.write(line)
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise refusal(error, target) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(target) as file:
+        for _, line in failed_requests(source):
+            file.write(line)
+            count += 1
     return count

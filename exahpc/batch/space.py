@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from exahpc.errors import BatchError
 
@@ -35,6 +37,23 @@ def _free(path: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+@contextmanager
+def whole(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, 0600, that is at `target` when the block ends well and nowhere else. Raises BatchError,
+    NoRoomError when the disk is full."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise refusal(error, target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class Sink:

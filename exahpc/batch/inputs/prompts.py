@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -34,19 +35,19 @@ class TextForm:
         return self._maker.row(line.decode(), row)
 
 
-class _JsonForm:
+class _JsonForm(ABC):
     """JSON lines with a prompt in them. `_usual` is fast and knows texts and token ids; `_prompt` knows all."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker = maker
 
+    @abstractmethod
     def _usual(self, line: bytes) -> Any:
         """The prompt of a line that is like most. Raises one of UNREADABLE for any other line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _prompt(self, value: Any) -> Any | Flaw:
         """The prompt in a JSON value, whatever it is."""
-        raise NotImplementedError
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
         checked, usual, number, limit = Checked(), self._usual, self._maker.number, self._maker.limit
