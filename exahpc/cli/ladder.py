@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exahpc.cli.common import json_text, notes, slurm_client
-from exahpc.cli.load_options import lengths_option, load_of, load_options, slo_option
+from exahpc.cli.load_options import load_of, load_options, trial_options
 from exahpc.cli.signals import terminable
 from exahpc.deployment import render
 from exahpc.errors import ExahpcError
@@ -20,6 +20,7 @@ from exahpc.lab.bench.lengths import Lengths
 from exahpc.lab.bench.wish import Slo
 from exahpc.lab.ladder import climb, report
 from exahpc.lab.ladder.values import Ladder, Question
+from exahpc.lab.resumed import resumed
 
 
 def _rising(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -38,12 +39,7 @@ def _rising(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.option("--nodes", default="1,2,4", show_default=True, callback=_rising, help="Nodes of each step.")
 @click.option("--pool", help="Pool of FILE to climb with, where there are several.")
 @load_options(" of each node")
-@lengths_option("--prompt", "128", "Tokens of each prompt, as of `exahpc bench`.")
-@lengths_option("--new", "64", "Most tokens of each answer, in the same forms.")
-@slo_option()
-@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
-@click.option("--processes", type=click.IntRange(1, 256), help="Of the client  [default: as the load needs]")
-@click.option("--timeout", type=click.FloatRange(1), help="Most seconds until a step is ready  [default: none]")
+@trial_options("step")
 @click.option("--simulate", is_flag=True, help="By a virtual clock with emulated replicas: nothing is started.")
 @click.option(
     "--latency",
@@ -104,7 +100,7 @@ def ladder(
     )
     target = output or Path(f"ladder-{first.name.rpartition('-ladder-')[0]}")
     files.make(target)
-    found = report.resumed(target, question) or climb.begun(question)
+    found = resumed(target / report.FILE, Ladder, question) or climb.begun(question)
     if found.steps:
         notes.print(f"going on after {len(found.steps)} of {len(nodes)} steps", markup=False)
     client = None

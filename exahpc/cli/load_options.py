@@ -31,36 +31,50 @@ def slo_option() -> Callable[[F], F]:
 
 def load_options(unit: str = "") -> Callable[[F], F]:
     """Rate or concurrency, and how long. unit: of which there are several, for example " of each node"."""
+    rate = click.FloatRange(0, min_open=True)
+    kinds = click.Choice(["poisson", "fixed"])
+    return _all(
+        click.option("--rate", type=rate, help=f"Open loop: requests a second{unit}."),
+        click.option("--concurrency", type=click.IntRange(1), help=f"Closed loop: clients{unit}."),
+        _with_default("--arrivals", "poisson", kinds, "Of the open loop: independent, or evenly spaced."),
+        time_options(),
+    )
+
+
+def time_options() -> Callable[[F], F]:
+    """How long one measurement takes."""
+    return _all(
+        _with_default("--seconds", 30.0, click.FloatRange(1), "That count."),
+        _with_default("--ramp", 5.0, click.FloatRange(0), "Seconds before that."),
+        _with_default("--drain", 60.0, click.FloatRange(0), "Most seconds after that for answers to end."),
+    )
+
+
+def trial_options(unit: str) -> Callable[[F], F]:
+    """Of commands that measure several deployments, each a `unit`, in the same way."""
+    return _all(
+        lengths_option("--prompt", "128", "Tokens of each prompt, as of `exahpc bench`."),
+        lengths_option("--new", "64", "Most tokens of each answer, in the same forms."),
+        slo_option(),
+        _with_default("--seed", 1, click.INT, "Of everything random."),
+        click.option(
+            "--processes", type=click.IntRange(1, 256), help="Of the client  [default: as the load needs]"
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(1), help=f"Most seconds until a {unit} is ready  [default: none]"
+        ),
+    )
+
+
+def _with_default(flag: str, default: object, kind: click.ParamType[Any], text: str) -> Callable[[F], F]:
+    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+
+
+def _all(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """In the order in which --help shall show them."""
 
     def add(command: F) -> F:
-        for option in reversed(
-            (
-                click.option(
-                    "--rate", type=click.FloatRange(0, min_open=True), help=f"Open loop: requests a second{unit}."
-                ),
-                click.option("--concurrency", type=click.IntRange(1), help=f"Closed loop: clients{unit}."),
-                click.option(
-                    "--arrivals",
-                    type=click.Choice(["poisson", "fixed"]),
-                    default="poisson",
-                    show_default=True,
-                    help="Of the open loop: independent, or evenly spaced.",
-                ),
-                click.option(
-                    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="That count."
-                ),
-                click.option(
-                    "--ramp", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds before that."
-                ),
-                click.option(
-                    "--drain",
-                    type=click.FloatRange(0),
-                    default=60.0,
-                    show_default=True,
-                    help="Most seconds after that for answers to end.",
-                ),
-            )
-        ):
+        for option in reversed(options):
             command = option(command)
         return command
 

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from exahpc.cli.common import json_text, notes, slurm_client
-from exahpc.cli.load_options import lengths_option, slo_option
+from exahpc.cli.load_options import time_options, trial_options
 from exahpc.cli.signals import terminable
 from exahpc.deployment import render
 from exahpc.errors import DeploymentError
 from exahpc.lab import report as files
 from exahpc.lab.bench.lengths import Lengths
 from exahpc.lab.bench.wish import Load, Slo
+from exahpc.lab.resumed import resumed
 from exahpc.lab.sweep import run, shapes
 from exahpc.lab.sweep.shapes import Shape
 from exahpc.lab.sweep.trials import Question, Sweep
@@ -54,17 +55,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option("--pool", help="Pool of FILE, where there are several.")
 @click.option("--concurrency", callback=_numbers, help="Closed loop: clients, of each measurement: 8,32.")
 @click.option("--rate", callback=_numbers, help="Open loop: requests a second, of each measurement: 2,8.")
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="That count.")
-@click.option("--ramp", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds before that.")
-@click.option(
-    "--drain", type=click.FloatRange(0), default=60.0, show_default=True, help="Most seconds for answers to end."
-)
-@lengths_option("--prompt", "128", "Tokens of each prompt, as of `exahpc bench`.")
-@lengths_option("--new", "64", "Most tokens of each answer, in the same forms.")
-@slo_option()
-@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
-@click.option("--processes", type=click.IntRange(1, 256), help="Of the client  [default: as the load needs]")
-@click.option("--timeout", type=click.FloatRange(1), help="Most seconds until a shape is ready  [default: none]")
+@time_options()
+@trial_options("shape")
 @click.option("--json", "as_json", is_flag=True, help="All figures as JSON.")
 @click.option(
     "-o",
@@ -113,7 +105,7 @@ def sweep(
     )
     target = output or Path(f"sweep-{deployment.name.removesuffix('-sweep')}")
     files.make(target)
-    found = run.resumed(target, question) or run.begun(question)
+    found = resumed(target / run.FILE, Sweep, question) or run.begun(question)
     missing = [shape for shape in wanted if not found.done(shape)]
     notes.print(
         f"{len(missing)} of {len(wanted)} shapes are to be measured under {', '.join(map(str, loads))}",

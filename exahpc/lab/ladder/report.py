@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from exahpc.errors import DeploymentError
 from exahpc.lab.ladder.fit import BEND, Estimate
-from exahpc.lab.ladder.values import Ladder, Question, Step
+from exahpc.lab.ladder.values import Ladder, Step
 from exahpc.lab.report import figure
 from exahpc.telemetry import tables
 from exahpc.wire.folder import write_atomic
+
+FILE = "ladder.json"
 
 _COLUMNS: dict[str, Callable[[Step], float]] = {
     "nodes": lambda s: s.nodes,
@@ -36,7 +37,7 @@ _COLUMNS: dict[str, Callable[[Step], float]] = {
 
 def write(ladder: Ladder, folder: Path) -> list[Path]:
     """ladder.json and ladder.h5 as they are now. Returns their paths."""
-    data, table = folder / "ladder.json", folder / "ladder.h5"
+    data, table = folder / FILE, folder / "ladder.h5"
     write_atomic(data, msgspec.json.format(msgspec.json.encode(ladder)) + b"\n")
     columns: dict[str, Sequence[float]] = {
         name: [cell(step) for step in ladder.steps] for name, cell in _COLUMNS.items()
@@ -46,26 +47,6 @@ def write(ladder: Ladder, folder: Path) -> list[Path]:
     attributes = {"deployment": ladder.deployment, "model": ladder.model, "date": ladder.date}
     tables.write(table, columns, attributes | {"load": str(ladder.question.load), "emulated": ladder.emulated})
     return [data, table]
-
-
-def resumed(folder: Path, question: Question) -> Ladder | None:
-    """What an earlier run of the same question has left; None when nothing has.
-
-    Raises DeploymentError when another question was asked, or the file is none of ours.
-    """
-    path = folder / "ladder.json"
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Ladder)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise DeploymentError(f"{path} is no ladder.json ({error}): name another --output") from None
-    if found.question != question:
-        raise DeploymentError(
-            f"{path} was measured with another deployment or other options: give these again to go on with it, "
-            f"or name another --output"
-        )
-    return found
 
 
 def plot(ladder: Ladder, paths: list[Path]) -> None:

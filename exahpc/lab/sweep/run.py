@@ -73,26 +73,6 @@ def begun(question: Question) -> Sweep:
     )
 
 
-def resumed(folder: Path, question: Question) -> Sweep | None:
-    """What an earlier run of the same question has left; None when nothing has.
-
-    Raises DeploymentError when another question was asked, or the file is none of ours.
-    """
-    path = folder / FILE
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Sweep)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise DeploymentError(f"{path} is no {FILE} ({error}): name another --output") from None
-    if found.question != question:
-        raise DeploymentError(
-            f"{path} was measured with another deployment or other options: give these again to go on with it, "
-            f"or name another --output"
-        )
-    return found
-
-
 def save(sweep: Sweep, folder: Path) -> Path:
     path = folder / FILE
     write_atomic(path, msgspec.json.format(msgspec.json.encode(sweep)) + b"\n")

@@ -13,6 +13,7 @@ from exahpc.lab.bench.figures import Spread
 from exahpc.lab.bench.lengths import Lengths
 from exahpc.lab.bench.wish import Load, Slo
 from exahpc.lab.ladder.values import Step
+from exahpc.lab.resumed import resumed
 from exahpc.lab.sweep import run
 from exahpc.lab.sweep.shapes import Shape, all_of, parsed, shaped
 from exahpc.lab.sweep.trials import Question, Sweep, Trial
@@ -107,12 +108,12 @@ def test_a_shape_is_done_when_it_met_every_load_or_cannot_serve() -> None:
 
 
 def test_a_sweep_goes_on_from_its_file_and_never_mixes_questions(tmp_path: Path) -> None:
-    assert run.resumed(tmp_path, question()) is None
+    assert resumed(tmp_path / run.FILE, Sweep, question()) is None
     found = sweep(Trial(A, (step(1),)))
     run.save(found, tmp_path)
-    assert run.resumed(tmp_path, question()) == found
+    assert resumed(tmp_path / run.FILE, Sweep, question()) == found
     with pytest.raises(DeploymentError, match="another --output"):
-        run.resumed(tmp_path, msgspec.structs.replace(question(), seed=2))
+        resumed(tmp_path / run.FILE, Sweep, msgspec.structs.replace(question(), seed=2))
     (tmp_path / run.FILE).write_text("{")
     with pytest.raises(DeploymentError, match=r"is no sweep\.json"):
-        run.resumed(tmp_path, question())
+        resumed(tmp_path / run.FILE, Sweep, question())
