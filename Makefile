@@ -87,7 +87,7 @@ check: dev ## a few minutes: format, lint, types, layers, unit tests
 tested: dev
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	    echo "== packages for tests: Slurm, munge, Open MPI, a C++ compiler, Chromium"
-	    slurm/devcluster/install core mpi compiler
+	    slurm/devcluster/install core mpi compiler hdf5
 	    slurm/devcluster/install browser || true
 	elif ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs Slurm; ask for: slurm/devcluster/install core mpi (as root)"
