@@ -7,6 +7,7 @@ rows it names lie fsynced in an agent's journal, where the next broker finds the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,6 +64,7 @@ class _Batch:
     unsought: set[str] = field(default_factory=set)
     seeking: tuple[set[str], Future[dict[str, list[Found]]]] | None = None
     tally: Tally | None = None
+    noting: Future[None] | None = None
 
 
 class Batches:
@@ -174,13 +176,19 @@ class Batches:
                 entry.flushing = self._pool.submit(entry.loaded.write, events, entry.loaded.due())
             if entry.unsought and entry.seeking is None and entry.loaded is not None:
                 self._seek(batch, entry, entry.loaded.committed)
-            if entry.loaded is not None and entry.tally is not None and entry.tally.account(self.account, now):
-                self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, entry.tally.used)
+            if entry.loaded is not None and entry.tally is not None:
+                entry.tally.account(self.account)
+                if entry.noting is None and entry.tally.due(now):
+                    self._note_usage(entry)
         revokes, self._revokes = self._revokes, []
         return revokes
 
     def close(self) -> None:
         """Stop the threads; what was not committed yet is found in the journals by the next broker."""
+        for entry in self._batches.values():
+            if entry.loaded is not None and entry.tally is not None:
+                with contextlib.suppress(OSError):  # results do not depend on it
+                    usage.note(entry.parts, entry.loaded.writer.number, entry.tally.account(self.account))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside ---
@@ -242,7 +250,17 @@ class Batches:
                 self._perform(self._leases.salvaged(agent, batch, found.get(agent, []), now), now)
         open_book = self._leases.book(batch)
         if open_book is not None and open_book.done and not entry.events and entry.flushing is None:
-            self._end(batch, entry, "finished")
+            if entry.noting is None:  # who hears "finished" finds all node-hours in the folder
+                entry.noting = self._note_usage(entry)
+            elif entry.noting.done():
+                self._end(batch, entry, "finished")
+
+    def _note_usage(self, entry: _Batch) -> Future[None]:
+        """A note that cannot be written is no reason to end a batch: nobody asks for its result."""
+        assert entry.loaded is not None
+        assert entry.tally is not None
+        used = entry.tally.account(self.account)
+        return self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, used)
 
     def _open(self, batch: str, folder: str) -> _Batch:
         parts = Parts(Path(folder))
@@ -262,10 +280,10 @@ class Batches:
             entry.loading.add_done_callback(close_late)
         if entry.loaded is not None:
             writer, events = entry.loaded.writer, entry.events
-            if entry.tally is not None:
-                self._pool.submit(usage.note, entry.parts, writer.number, entry.tally.used)
+            if state != "finished":
+                self._note_usage(entry)
             self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
-        entry.loading = entry.loaded = entry.flushing = None
+        entry.loading = entry.loaded = entry.flushing = entry.noting = None
         entry.events, entry.unsought, entry.seeking = [], set(), None
         self._remember()
         ended = [b for b, e in self._batches.items() if e.status.state not in ("opening", "running")]

@@ -21,10 +21,14 @@ class Account:
     def exhausted(self) -> bool:
         return self._bound is not None and self.spent >= self._bound
 
+    def so_far(self, nodes: int, now: float) -> float:
+        """Node-hours until now, when so many nodes were held since the last tick."""
+        return self.spent + nodes * max(0.0, now - self._at) / 3600
+
     def tick(self, nodes: int, now: float) -> Spent | None:
         """So many nodes were held since the last tick. Returns what should be journalled, about once a minute."""
         before = self.exhausted
-        self.spent += nodes * max(0.0, now - self._at) / 3600
+        self.spent = self.so_far(nodes, now)
         self._at = now
         if now < self._told + _JOURNAL_SECONDS and before == self.exhausted:
             return None

@@ -334,13 +334,14 @@ class Broker:
         while True:
             for _ in range(5):
                 await asyncio.sleep(0.2)
-                for key, revoke in self._batches.tick(self._now()):
+                now = self._now()
+                self._batches.account = self._policies.account.so_far(self._fleet.nodes, now)
+                for key, revoke in self._batches.tick(now):
                     peer = self._fleet.peer_of(key)
                     if peer is not None:
                         self._server.send(peer, revoke)
             now = self._now()
             self._act(self._fleet.tick(now))
-            self._batches.account = self._policies.account.spent
             self._policies.work = self._batches.work()
             self._act(self._policies.tick(now))
             if self._policies.over and not self._draining:

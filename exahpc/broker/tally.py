@@ -29,9 +29,13 @@ class Tally:
         for reason, rows in message.errors:
             self._reasons.add(reason, rows)
 
-    def account(self, spent: float, now: float) -> bool:
-        """What the deployment has used in all. True four times a minute: `used` should be noted on disk."""
-        self.used = max(0.0, spent - self._at_open)
+    def account(self, spent: float) -> float:
+        """spent: node-hours that the deployment has used in all. Returns `used`."""
+        self.used = max(self.used, spent - self._at_open)
+        return self.used
+
+    def due(self, now: float) -> bool:
+        """True four times a minute: `used` should be noted on disk."""
         due = now >= self._noted + _NOTE_SECONDS
         if due:
             self._noted = now

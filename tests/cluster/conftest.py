@@ -29,11 +29,13 @@ class DevCluster:
         self.directory = Path(settings.get("DEVCLUSTER_DIR", f"/var/tmp/devcluster-{name}"))
         self.conf = str(self.directory / "etc" / "slurm.conf")
         self.broken: set[str] = set()
+        self._seen: dict[str, str] = {}
 
     def __repr__(self) -> str:
         """What a failed wait shows."""
         nodes = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T %E")
-        return f"nodes:\n{nodes}jobs:\n{self.run('squeue', '-h', '-o', '%i %j %T %N %r')}"
+        jobs = self.run("squeue", "-h", "-o", "%i %j %T %N %r")
+        return f"last look: {self._seen}\nnodes:\n{nodes}jobs:\n{jobs}broken: {self.broken}"
 
     def _do(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -106,7 +108,12 @@ class DevCluster:
 
     def state(self, node: str) -> str:
         """State of a node as sinfo writes it, without flags such as '*'."""
-        return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").strip().rstrip("*~#!%$@^-")
+        return self.states()[node]
+
+    def states(self) -> dict[str, str]:
+        """Of all nodes, as at one moment."""
+        lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()
+        return {node: state.rstrip("*~#!%$@^-") for node, state in map(str.split, lines)}
 
     def clear(self) -> None:
         """No jobs, all nodes usable: what every test may count on."""
@@ -121,11 +128,12 @@ class DevCluster:
     def _usable(self) -> bool:
         """Whether all nodes are idle. One that came back is asked for again where Slurm still has it down; it may
         come back by itself just then, which Slurm answers with an error."""
+        self._seen = self.states()
         for node in self.broken:
-            if self.state(node) == "down":
+            if self._seen[node] == "down":
                 with contextlib.suppress(subprocess.CalledProcessError):
                     self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        return all(self.state(node) == "idle" for node in self.nodes)
+        return set(self._seen.values()) == {"idle"}
 
 
 def wait_for(true: Callable[[], object], what: str, seconds: float = 30, story: object = "") -> None:

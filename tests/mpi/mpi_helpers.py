@@ -44,6 +44,15 @@ def ranks(n: int, *command: str | Path, env: dict[str, str] | None = None, secon
     )
 
 
+def result(n: int, program: str, *arguments: str | Path) -> Any:
+    """What one rank of a program in this folder prints, as JSON after `RESULT`; the others print nothing, since
+    mpirun cuts long lines into pieces and mixes those of several ranks."""
+    done = ranks(n, HERE / program, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
 def generate(folder: Path, wanted: list[tuple[list[int], int]]) -> list[list[int]]:
     """Greedy tokens of Hugging Face generate in float32, one prompt at a time."""
     import torch
@@ -75,8 +84,5 @@ def run(tp: int, pp: int, cases: list[dict[str, Any]], where: Path) -> list[dict
     """What one start of tp x pp ranks gives for all cases: {sequence: [tokens, reason]} each."""
     script = where / "script.json"
     script.write_text(json.dumps(cases))
-    done = ranks(tp * pp, HERE / "grid_program.py", str(tp), str(pp), script)
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    found: list[dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    found: list[dict[str, Any]] = result(tp * pp, "grid_program.py", str(tp), str(pp), script)
     return found

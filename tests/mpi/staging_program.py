@@ -1,7 +1,7 @@
 """mpirun -n 3 python staging_program.py CHECKPOINT DISKS: ranks that take themselves for nodes with own disks.
 
-Every rank prints one JSON line: for each case how often it opened the checkpoint's weights, and the checksums of
-the copy it got.
+Prints one JSON line: of each rank, for each case, how often it opened the checkpoint's weights, and the checksums
+of the copy it got.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def main() -> None:
     opened.clear()
     again = staging.prepare(world, world, model)  # one replica of three ranks
     note("three ranks", again.folder)
-    print("RESULT " + json.dumps(results), flush=True)
+    everywhere = world.gather(results)
+    if world.rank == 0:
+        print("RESULT " + json.dumps(everywhere), flush=True)
 
 
 if __name__ == "__main__":

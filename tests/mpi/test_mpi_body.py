@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, KINDS, ranks
+from mpi_helpers import KINDS, result
 
 
 @pytest.fixture(scope="module")
 def found(models: Path) -> dict[str, Any]:
     names = [name for name in KINDS if name != "falcon-7b"]
-    done = ranks(2, HERE / "body_program.py", *(models / name for name in names))
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    assert list(result) == names
-    return result
+    found: dict[str, Any] = result(2, "body_program.py", *(models / name for name in names))
+    assert list(found) == names
+    return found
 
 
 def test_every_weight_is_a_view_of_the_mapped_checkpoint(found: dict[str, Any]) -> None:

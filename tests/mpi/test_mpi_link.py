@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from mpi_helpers import HERE, ranks
+from mpi_helpers import result
 
 LINKS = ("host", "device", "host int8", "device int8")
 
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, dict[str, bool]]:
-    done = ranks(2, HERE / "link_program.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    found: dict[str, dict[str, bool]] = json.loads(line.removeprefix("RESULT "))
+    found: dict[str, dict[str, bool]] = result(2, "link_program.py")
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, ranks
+from mpi_helpers import result
 
 from exahpc.deployment.grid import ledger
 from exahpc.deployment.shape import ModelShape
@@ -52,10 +52,7 @@ def made(kind: str, folder: Path) -> Path:
 )
 def test_weights_and_cache_take_what_the_ledger_says(kind: str, tp: int, pp: int, tmp_path: Path) -> None:
     model = made(kind, tmp_path)
-    done = ranks(tp * pp, HERE / "memory_program.py", str(tp), str(pp), str(TOKENS), model)
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    found = json.loads(line.removeprefix("RESULT "))
+    found = result(tp * pp, "memory_program.py", str(tp), str(pp), str(TOKENS), model)
     shape = ModelShape.of(json.loads((model / "config.json").read_text()))
     pool = Pool(name="a", tensor_parallel=tp, pipeline_parallel=pp, kv_tokens=TOKENS)
     wanted = ledger(shape, pool, 2048, "bfloat16")

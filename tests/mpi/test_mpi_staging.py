@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from mpi_helpers import HERE, ranks
+from mpi_helpers import result
 
 from tests.families import tiny
 
@@ -18,14 +17,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     root = tmp_path_factory.mktemp("staging")
     (root / "disks").mkdir()
     tiny("llama", root / "model")
-    done = ranks(3, HERE / "staging_program.py", root / "model", root / "disks")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return [json.loads(line) for line in lines]
+    found: Found = result(3, "staging_program.py", root / "model", root / "disks")
+    return found
 
 
 def opened(found: Found, case: str) -> list[int]:
-    """Largest first: ranks print in any order."""
+    """Largest first: which rank reads is open."""
     return sorted((one[case]["opened"] for one in found if case in one), reverse=True)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mpi_helpers import HERE, NEW, admit, prompts, ranks
+from mpi_helpers import NEW, admit, prompts, result
 
 
 def test_tokens_are_those_of_hugging_face(
@@ -17,8 +17,5 @@ def test_tokens_are_those_of_hugging_face(
     script = tmp_path / "script.json"
     case = {"folder": str(models / "llama"), "sequences": 5, "context": 1200, "chunk": 96, "admits": wanted}
     script.write_text(json.dumps([case]))
-    done = ranks(4, HERE / "grid_program.py", "2", "2", script, "gloo")
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))
-    (got,) = json.loads(line.removeprefix("RESULT "))
+    (got,) = result(4, "grid_program.py", "2", "2", script, "gloo")
     assert [got[str(i)][0] for i in range(len(NEW))] == reference["llama"]

@@ -18,7 +18,7 @@ import h5py
 import pytest
 
 from exahpc.agent.leases import LeaseWorker
-from exahpc.batch import opened
+from exahpc.batch import opened, usage
 from exahpc.batch.client import Owner
 from exahpc.batch.commits import AnyEvent, CommitWriter
 from exahpc.batch.export import export
@@ -275,6 +275,18 @@ def test_a_new_broker_does_not_count_what_the_deployment_used_before_it(world: W
     world.batches.account = 5.25
     world.step()
     assert world.batches.status()[0].node_hours == pytest.approx(0.25)
+    world.end_broker()
+    assert usage.node_hours(prepared.parts) == pytest.approx(0.25), "what the next broker and the results count"
+
+
+def test_who_hears_that_a_short_batch_is_finished_finds_its_node_hours(world: World, tmp_path: Path) -> None:
+    """It may open and end between two looks at the account, and its client reads the folder at once."""
+    prepared = prepare(write_input(tmp_path / "in.jsonl", 10), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    until("it is open", lambda: world.batches.tick(0.0) or world.batches.status()[0].state == "running")
+    world.batches.account = 0.001
+    world.start_agent("a/0")
+    assert world.drive(prepared).node_hours == pytest.approx(0.001)
 
 
 def test_brokers_that_begin_at_folds_lose_and_double_nothing(

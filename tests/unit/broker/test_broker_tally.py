@@ -25,7 +25,7 @@ def test_tokens_and_reasons_add_up_and_the_commonest_comes_first() -> None:
     tally = Tally(0.5, 10.0)
     tally.add(told(3, ("too long", 1)))
     tally.add(told(4, ("no room", 2)))
-    tally.account(11.0, 0.0)
+    tally.account(11.0)
     status = tally.told(STATUS)
     assert (status.prompt_tokens, status.completion_tokens) == (14, 7)
     assert status.errors == [("no room", 2), ("too long", 1)]
@@ -34,9 +34,8 @@ def test_tokens_and_reasons_add_up_and_the_commonest_comes_first() -> None:
 
 def test_usage_is_noted_now_and_then_and_never_runs_backwards() -> None:
     tally = Tally(0.0, 2.0)
-    assert [tally.account(2.0, now) for now in (0.0, 1.0, 14.0, 15.0, 16.0)] == [True, False, False, True, False]
-    tally.account(1.0, 20.0)
-    assert tally.used == 0.0
+    assert [tally.due(now) for now in (0.0, 1.0, 14.0, 15.0, 16.0)] == [True, False, False, True, False]
+    assert [tally.account(spent) for spent in (1.0, 3.0, 2.5)] == [0.0, 1.0, 1.0]
 
 
 def test_reasons_that_differ_in_numbers_are_one_kind_and_memory_is_bounded() -> None:
