@@ -27,6 +27,8 @@ REQUEST_SECONDS = 60.0
 """Longest time from the first byte of a request (or from connecting) to its last byte."""
 KEEP_ALIVE_SECONDS = 75.0
 """Longest time from an answer to the next request, or to its last byte being read when none may follow."""
+GOOD_BYE_SECONDS = 0.5
+"""Time that an idle client has to answer TLS's good-bye when the server ends; most clients only read when they ask."""
 MOST_AHEAD = 8
 """Requests sent ahead before we stop reading: who does not read does not notice that a client has gone."""
 
@@ -221,10 +223,12 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server ends: finish what is being answered, then close. uvicorn calls this."""
-        if self._current is None or self._current.answered:
-            self.transport.close()
-        else:
+        if self._current is not None and not self._current.answered:
             self._current.keep_alive = False
+            return
+        self.transport.close()
+        if not self.transport.get_write_buffer_size():
+            self.loop.call_later(GOOD_BYE_SECONDS, self.transport.abort)
 
     # --- answers to the current request ---
 

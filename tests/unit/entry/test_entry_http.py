@@ -218,6 +218,17 @@ def test_with_tls_the_same_bytes_come_and_plain_http_gets_none(own: Own) -> None
         httpx.get(endpoint.url + "/models", headers=own.entry.headers)
 
 
+@pytest.mark.parametrize("own", [{"head": 'tls = "on"'}], indirect=True)
+def test_an_idle_connection_does_not_keep_the_server_from_ending(own: Own) -> None:
+    """Its client answers TLS's good-bye when it asks again, which may be never."""
+    endpoint = own.folder.endpoint()
+    assert endpoint is not None
+    with httpx.Client(verify=ssl.create_default_context(cafile=endpoint.ca), headers=own.entry.headers) as idle:
+        assert idle.get(f"{endpoint.url}/models").status_code == 200
+        assert own.entry.stop() == 0
+    assert "graceful shutdown exceeded" not in own.entry.log.read_text()
+
+
 def test_no_secret_is_logged(entry: Running) -> None:
     stream(entry)
     entry.get("/v1/models", headers={"Authorization": "Bearer wrong-secret"})
