@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 import common
-from stand import cpu_seconds, stand
+from stand import share_medians, shares, stand
 
 PER_TASK = 12
 STATUS_SECONDS, METRICS_SECONDS = 2.0, 5.0
@@ -29,30 +29,21 @@ def measure(case: str, replicas: int, seconds: float, processes: int) -> dict[st
         found.fleet(processes, "--load-seconds", 0, "--latency", json.dumps(SLOW), *busy)
         found.until("all replicas", lambda: found.ready() == replicas, every=0.2)
         time.sleep(5.0)  # what the start left behind
-        sides = {"broker": broker.pid, "entry": entry.pid}
-        before = {side: cpu_seconds(pid) for side, pid in sides.items()}
-        start = time.monotonic()
-        next_status, next_metrics, ages = start, start, []
-        while (now := time.monotonic()) < start + seconds:
-            if now >= next_status:
-                next_status += STATUS_SECONDS
-                ages.append(max(agent.beat_age for agent in found.status().agents))
-            if now >= next_metrics:
-                next_metrics += METRICS_SECONDS
-                found.get("/metrics")
-            time.sleep(0.05)
-        elapsed = time.monotonic() - start
-        cores = {side: (cpu_seconds(pid) - before[side]) / elapsed for side, pid in sides.items()}
+        ages: list[float] = []
+        shared = shares(
+            {"broker": broker, "entry": entry},
+            seconds,
+            [
+                (STATUS_SECONDS, lambda: ages.append(max(agent.beat_age for agent in found.status().agents))),
+                (METRICS_SECONDS, lambda: found.get("/metrics")),
+            ],
+        )
         return {
             "side": "exahpc",
             "case": case,
-            "seconds": round(elapsed, 1),
-            **{f"{side}_cores": round(share, 4) for side, share in cores.items()},
-            "cores": round(sum(cores.values()), 4),
+            **shared,
             "oldest_beat_seconds": round(max(ages), 2),
             "agents_lost": (found.home / "broker.log").read_text().count("is away"),
-            "broker_rss_mib": round(broker.rss() / 2**20, 1),
-            "entry_rss_mib": round(entry.rss() / 2**20, 1),
         }
 
 
@@ -67,14 +58,7 @@ def main(replicas: int, seconds: float, repeats: int, processes: int) -> None:
         for case in ("idle", "busy"):
             runs.append(measure(case, replicas, seconds, processes))
             print(runs[-1], flush=True)
-    comparison = {
-        case: {
-            "number": "cores",
-            **{key: common.median(runs, "exahpc", case, f"{key}_cores") for key in ("broker", "entry")},
-            "exahpc": common.median(runs, "exahpc", case, "cores"),
-        }
-        for case in ("idle", "busy")
-    }
+    comparison = {case: share_medians(runs, case) for case in ("idle", "busy")}
     common.write(
         "idle-3072",
         what=f"CPU share of broker and entry for health and metrics of {replicas} replicas",

@@ -188,6 +188,38 @@ class Stand:
             process.end()
 
 
+def shares(
+    sides: dict[str, Process], seconds: float, chores: list[tuple[float, Callable[[], object]]]
+) -> dict[str, Any]:
+    """CPU share of processes over so many seconds, in cores; chores: what is done every so many seconds."""
+    before = {side: process.cpu() for side, process in sides.items()}
+    start = time.monotonic()
+    due = [start] * len(chores)
+    while (now := time.monotonic()) < start + seconds:
+        for i, (every, chore) in enumerate(chores):
+            if now >= due[i]:
+                due[i] += every
+                chore()
+        time.sleep(0.05)
+    elapsed = time.monotonic() - start
+    cores = {side: (process.cpu() - before[side]) / elapsed for side, process in sides.items()}
+    return {
+        "seconds": round(elapsed, 1),
+        **{f"{side}_cores": round(share, 4) for side, share in cores.items()},
+        "cores": round(sum(cores.values()), 4),
+        **{f"{side}_rss_mib": round(process.rss() / 2**20, 1) for side, process in sides.items()},
+    }
+
+
+def share_medians(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
+    """Of `shares` of broker and entry, as a comparison's row."""
+    return {
+        "number": "cores",
+        **{key: common.median(runs, "exahpc", case, f"{key}_cores") for key in ("broker", "entry")},
+        "exahpc": common.median(runs, "exahpc", case, "cores"),
+    }
+
+
 @contextlib.contextmanager
 def stand(**options: Any) -> Iterator[Stand]:
     """A Stand in a directory of its own, which stays when something fails."""

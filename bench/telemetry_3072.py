@@ -16,7 +16,7 @@ from typing import Any
 import click
 import common
 import msgspec
-from stand import cpu_seconds, stand
+from stand import Stand, share_medians, shares, stand
 
 from exahpc.telemetry.meters import AgentMeter, EntryMeter
 from exahpc.wire import link
@@ -38,43 +38,41 @@ def measure(case: str, replicas: int, seconds: float, processes: int) -> dict[st
         found.fleet(processes, "--load-seconds", 0, "--latency", json.dumps(SLOW), *busy)
         found.until("all replicas", lambda: found.ready() == replicas, every=0.5)
         time.sleep(12.0)  # what the start left behind, and a first rollup of everybody
-        sides = {"broker": broker.pid, "entry": entry.pid}
-        before = {side: cpu_seconds(pid) for side, pid in sides.items()}
-        start = time.monotonic()
-        next_figures, next_metrics, scrapes, page, figures = start, start, 0, b"", 0
-        glance = 0
-        head = found.folder.head()
-        assert head is not None
-        while (now := time.monotonic()) < start + seconds:
-            if now >= next_figures:
-                next_figures += FIGURES_SECONDS
-                answer = link.ask(found.folder.fleet_key(), head.address, m.FiguresQuery(), m.BrokerToClient, 60.0)
-                figures = len(msgspec.msgpack.encode(answer))
-                assert answer.rows[0].ready == replicas, answer.rows[0]
-                answer = link.ask(found.folder.fleet_key(), head.address, m.MapQuery(), m.BrokerToClient, 60.0)
-                glance = len(msgspec.msgpack.encode(answer))
-            if now >= next_metrics:
-                next_metrics += METRICS_SECONDS
-                detail = f"?detail=replica&node=emulated-{scrapes}" if scrapes % 2 else ""
-                body = found.get(f"/metrics{detail}")
-                page = page if detail else body
-                scrapes += 1
-            time.sleep(0.05)
-        elapsed = time.monotonic() - start
-        cores = {side: (cpu_seconds(pid) - before[side]) / elapsed for side, pid in sides.items()}
+        seen = _Watcher(found, replicas)
+        chores = [(FIGURES_SECONDS, seen.figures), (METRICS_SECONDS, seen.metrics)]
+        shared = shares({"broker": broker, "entry": entry}, seconds, chores)
         return {
             "side": "exahpc",
             "case": case,
-            "seconds": round(elapsed, 1),
-            **{f"{side}_cores": round(share, 4) for side, share in cores.items()},
-            "cores": round(sum(cores.values()), 4),
-            "page_bytes": len(page),
-            "figures_bytes": figures,
-            "map_bytes": glance,
+            **shared,
+            **seen.bytes,
             "history_bytes": sum(file.stat().st_size for file in _history(found.folder.path)),
-            "broker_rss_mib": round(broker.rss() / 2**20, 1),
-            "entry_rss_mib": round(entry.rss() / 2**20, 1),
         }
+
+
+class _Watcher:
+    """Asks as a scraper and a dashboard would. bytes: size of the last answers."""
+
+    def __init__(self, found: Stand, replicas: int) -> None:
+        head = found.folder.head()
+        assert head is not None
+        self._stand, self._replicas, self._address = found, replicas, head.address
+        self._scrapes = 0
+        self.bytes: dict[str, int] = {}
+
+    def figures(self) -> None:
+        for name, query in (("figures", m.FiguresQuery()), ("map", m.MapQuery())):
+            answer = link.ask(self._stand.folder.fleet_key(), self._address, query, m.BrokerToClient, 60.0)
+            self.bytes[f"{name}_bytes"] = len(msgspec.msgpack.encode(answer))
+            if name == "figures":
+                assert answer.rows[0].ready == self._replicas, answer.rows[0]
+
+    def metrics(self) -> None:
+        detail = f"?detail=replica&node=emulated-{self._scrapes}" if self._scrapes % 2 else ""
+        body = self._stand.get(f"/metrics{detail}")
+        if not detail:
+            self.bytes["page_bytes"] = len(body)
+        self._scrapes += 1
 
 
 def _history(folder: Path) -> list[Path]:
@@ -110,15 +108,7 @@ def main(replicas: int, seconds: float, repeats: int, processes: int) -> None:
             runs.append(measure(case, replicas, seconds, processes))
             print(runs[-1], flush=True)
         runs.append(request())
-    comparison = {
-        case: {
-            "number": "cores",
-            **{key: common.median(runs, "exahpc", case, f"{key}_cores") for key in ("broker", "entry")},
-            "exahpc": common.median(runs, "exahpc", case, "cores"),
-            "bar": BAR,
-        }
-        for case in ("idle", "busy")
-    }
+    comparison = {case: share_medians(runs, case) | {"bar": BAR} for case in ("idle", "busy")}
     comparison["request"] = {
         "number": "microseconds", "exahpc": common.median(runs, "exahpc", "request", "microseconds")
     }  # fmt: skip

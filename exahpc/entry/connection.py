@@ -28,7 +28,7 @@ REQUEST_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 75.0
 """Longest time from an answer to the next request, or to its last byte being read when none may follow."""
 GOOD_BYE_SECONDS = 0.5
-"""Time that an idle client has to answer TLS's good-bye when the server ends; most clients only read when they ask."""
+"""Time that an idle client has to answer TLS's good-bye when the server ends: most read only when they ask."""
 MOST_AHEAD = 8
 """Requests sent ahead before we stop reading: who does not read does not notice that a client has gone."""
 
