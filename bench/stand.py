@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ class Stand:
 
 
 def shares(
-    sides: dict[str, Process], seconds: float, chores: list[tuple[float, Callable[[], object]]]
+    sides: dict[str, Process], seconds: float, chores: Sequence[tuple[float, Callable[[], object]]]
 ) -> dict[str, Any]:
     """CPU share of processes over so many seconds, in cores; chores: what is done every so many seconds."""
     before = {side: process.cpu() for side, process in sides.items()}
