@@ -18,7 +18,7 @@ SOURCES := exahpc tests bench docs jobs requirements
 export HF_HUB_OFFLINE := 1
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: help demo run dev check test test-long test-pyslurm tested model docs docs-site pin clean format
+.PHONY: help demo run dev check lint test test-long test-pyslurm tested model docs docs-site pin clean format
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,7 +71,13 @@ format: dev ## write the format that `check` wants
 	@$(VENV)/bin/ruff format -q $(SOURCES)
 	$(VENV)/bin/ruff check -q --fix $(SOURCES)
 
-check: dev ## a few minutes: format, lint, types, layers, unit tests
+UNIT := tests/unit -m "not long and not mpi and not cluster"
+
+check: lint ## a few minutes: format, lint, types, layers, unit tests
+	@echo "== unit tests"
+	$(PYTEST) -q $(UNIT)
+
+lint: dev ## format, lint, types, layers
 	@echo "== format and lint"
 	$(VENV)/bin/ruff format --check -q $(SOURCES)
 	$(VENV)/bin/ruff check -q $(SOURCES)
@@ -80,8 +86,6 @@ check: dev ## a few minutes: format, lint, types, layers, unit tests
 	$(VENV)/bin/mypy
 	echo "== layers"
 	$(VENV)/bin/lint-imports --no-logo
-	echo "== unit tests"
-	$(PYTEST) -q tests/unit -m "not long and not mpi and not cluster"
 
 # Debian packages of the tests, before the unit tests of the kernels; without root what is missing is named, and its tests are left out.
 tested: dev
@@ -94,18 +98,17 @@ tested: dev
 	fi
 	command -v chromium >/dev/null || echo "== NOT TESTED: the dashboard in a browser; ask for: slurm/devcluster/install browser (as root)"
 
-test: tested check model test-pyslurm ## everything that this machine can test
-	@echo "== MPI, cluster and end-to-end tests"
+test: tested lint model ## everything that this machine can test
+	@echo "== unit tests"
+	tests/steady .pytest_cache/unit $(PYTEST) -q $(UNIT)
+	$(MAKE) --no-print-directory test-pyslurm
+	echo "== MPI, cluster and end-to-end tests"
 	marks="not long"
 	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs root and Slurm"
 	    marks+=" and not cluster"
 	fi
-	live=(env $(PYTEST) tests --ignore=tests/unit -m "$$marks" -o cache_dir=.pytest_cache/live)
-	"$${live[@]}" --cache-clear && exit 0 || [ $$? = 1 ] || exit 1
-	failed=$$(grep -c '::' .pytest_cache/live/v/cache/lastfailed)
-	echo "== UNSTEADY: $$failed of them failed; at most 3 are run once more, alone. What passes now is a defect to find"
-	[ "$$failed" -le 3 ] && "$${live[@]}" --last-failed
+	tests/steady .pytest_cache/live $(PYTEST) tests --ignore=tests/unit -m "$$marks"
 
 test-long: tested check model ## also what takes many minutes
 	@HYPOTHESIS_PROFILE=search $(PYTEST) tests

@@ -98,7 +98,10 @@ class _Child:
         out, errors = self._child.communicate()
         if self._child.returncode:
             self._fail(errors)
-        return msgspec.msgpack.decode(out, type=Seen)
+        try:
+            return msgspec.msgpack.decode(out, type=Seen)
+        except msgspec.DecodeError as error:
+            self._fail(f"{len(out)} bytes came: {error}; {errors.decode(errors='replace')}".encode())
 
     def _say(self, line: bytes) -> None:
         assert self._child.stdin is not None
