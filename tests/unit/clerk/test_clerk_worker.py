@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import time
@@ -238,6 +239,49 @@ def test_what_may_pass_is_waited_for_and_told(place: Place, monkeypatch: pytest.
         patched.setattr(module, "publish", full)
         assert place.run(batch) == AGAIN
     assert (place.tray.state(batch).phase, place.tray.state(batch).note) == ("finalizing", "no room to write")
+    assert place.run(batch) == DONE
+    assert told(place, batch)[: len(WHOLE)] == WHOLE
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_what_is_done_waits_for_room_however_the_batch_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    batch, broker = place.order(rows()), Broker(most=4)
+    real = broker.ask
+
+    def ask(*arguments: Any) -> BatchState | Refused:
+        found = real(*arguments)
+        if end == "cancelled":
+            place.tray.cancel(batch)
+            return found
+        assert isinstance(found, BatchState)
+        return BatchState(msgspec.structs.replace(found.status, state="failed", note="a journal is damaged"))
+
+    broker.ask = ask  # type: ignore[method-assign,assignment]
+    place.broker(broker)
+    with monkeypatch.context() as patched:
+
+        def full(*arguments: object) -> None:
+            raise NoRoomError("no room to write")
+
+        patched.setattr(module, "publish", full)
+        for _ in range(3):
+            assert place.run(batch) == AGAIN
+        assert not place.tray.state(batch).ended
+    assert place.run(batch) == DONE
+    assert told(place, batch)[:8] == (end, ROWS, 3, 1, 21, 6, ["r0", "r1", "r3"], ["r2"])
+
+
+def test_a_disk_without_room_for_a_state_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = place.order(rows())
+    with monkeypatch.context() as patched:
+
+        def full(*arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "state.json")
+
+        patched.setattr(Tray, "save", full)
+        assert place.run(batch) == AGAIN
     assert place.run(batch) == DONE
     assert told(place, batch)[: len(WHOLE)] == WHOLE
 
