@@ -65,7 +65,7 @@ class Upload:
         self._held = self._credit = 0
         self._taking: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
-        self._over = False
+        self._over = self._holds = False
         self._error: RequestError | None = None
 
     # --- the loop ---
@@ -78,6 +78,7 @@ class Upload:
             self._credit = 0
             client.more_time()
         if self._held > HELD_BYTES:
+            self._holds = True
             client.hold(True)
         if self._taking is None:
             self._go_on(client)
@@ -100,8 +101,9 @@ class Upload:
             client.turned_down(self._request, self._error)
             client.hold(False)
         else:
-            if self._held <= HELD_BYTES:
-                client.more_time()  # we may have been the slow one
+            if self._holds and self._held <= HELD_BYTES:
+                self._holds = False
+                client.more_time()  # it was the disk that was slow
                 client.hold(False)
             if self._chunks:
                 self._go_on(client)
