@@ -108,6 +108,6 @@ class Owner:
         if self._released:
             return
         self._released = True
-        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+        with contextlib.suppress(OSError):  # it was removed, or the disk is full: then silence tells
             if _newest(self._folder) == self.number:
                 self._write(Claim(socket.gethostname(), os.getpid(), released=True))
