@@ -37,9 +37,9 @@ _POLL = 1.0
 _PASSING = NO_ROOM | {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
 
 
-def _passes(error: BatchError | OSError) -> bool:
+def _passes(error: BatchError | LinkError | OSError) -> bool:
     """Whether it may be gone when the worker is tried again."""
-    if isinstance(error, BatchBusy | NoRoomError):
+    if isinstance(error, BatchBusy | NoRoomError | LinkError):
         return True
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING
@@ -70,7 +70,7 @@ class Worker:
             return DONE
         try:
             self._end_it()
-        except (BatchError, OSError) as error:
+        except (BatchError, LinkError, OSError) as error:
             if not _passes(error):
                 raise
             return self._later(error)
@@ -139,14 +139,18 @@ class Worker:
             self._look()
         except _Stopped:
             question = m.BatchCancel(self._state.batch)
+        answer = self._send(question)
+        if isinstance(answer, m.Refused) and isinstance(question, m.BatchCancel):
+            raise _Stopped  # the broker does not know it: nobody runs it
+        return answer
+
+    def _send(self, question: Question) -> m.BatchState | m.Refused:
         record = self._folder.head()
         if record is None:
             raise LinkError("the deployment has no head")
         answer = ask(self._folder.fleet_key(), record.address, question, m.BrokerToClient)
         if not isinstance(answer, m.BatchState | m.Refused):
             raise LinkError(f"the head answered {type(answer).__name__} to {type(question).__name__}")
-        if isinstance(answer, m.Refused) and isinstance(question, m.BatchCancel):
-            raise _Stopped  # the broker does not know it: nobody runs it
         return answer
 
     def _report(self, status: m.BatchStatus | None) -> None:
@@ -176,6 +180,8 @@ class Worker:
 
     def _stopped(self) -> None:
         """What is done is kept: in the `.parts` folder, and, over HTTP, as files."""
+        if self._state.batch:
+            self._send(m.BatchCancel(self._state.batch))  # an earlier worker may have opened it there
         self._publish_parts()
         self._to(self._end or "cancelled")
 
@@ -191,7 +197,7 @@ class Worker:
                 log.warning("what %s has done cannot be read: %s", self._submission.id, again)
         self._to("failed", errors=lines, note=str(error).partition("\n")[0])
 
-    def _later(self, error: BatchError | OSError) -> int:
+    def _later(self, error: BatchError | LinkError | OSError) -> int:
         if isinstance(error, OSError):
             error = refusal(error, Path(error.filename or self._output), "then it goes on by itself")
         log.warning("%s waits: %s", self._submission.id, error)

@@ -179,7 +179,7 @@ def told(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, OSError) and error.errno in FULL:
-        message = "there is no room for this file on the deployment's file system: delete files, or ask for room"
+        message = "there is no room on the deployment's file system: delete files, or ask for room"
         return RequestError(message, status=507, type="server_error", code="disk_full", final=True)
     log.error("files or batches: %s", error, exc_info=error)
     return RequestError("internal error", status=500, type="server_error")

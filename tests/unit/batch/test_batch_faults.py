@@ -288,8 +288,24 @@ def test_a_client_that_cannot_say_that_it_ends_hides_nothing_else(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("exahpc.batch.client.write_atomic", full)
-    owner.release()
+    with monkeypatch.context() as patched:
+        patched.setattr("exahpc.batch.client.write_atomic", full)
+        owner.release()
+
+
+def test_a_client_that_could_not_begin_holds_up_no_other(
+    made: tuple[Parts, BatchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, _ = made
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("exahpc.batch.client.write_atomic", full)
+        with pytest.raises(OSError, match="No space left"):
+            Owner(parts)
+    Owner(parts).release()
 
 
 def test_a_batch_that_is_finished_is_not_told_to_be_begun_in_order_to_be_cancelled(

@@ -188,6 +188,31 @@ def test_a_cancelled_batch_and_one_whose_time_is_over_keep_what_is_done(place: P
     assert (place.tray.state(late).phase, broker.asked) == ("expired", []), "nothing was begun"
 
 
+def test_a_cancel_that_comes_between_two_workers_reaches_the_broker(place: Place, tmp_path: Path) -> None:
+    """Else its rows would run to their end."""
+    source, batch = tmp_path / "in.jsonl", place.tray.new_id()
+    source.write_text(rows())
+    place.tray.submit(Submission(batch, 1, "", (str(source),), str(tmp_path / "out.h5")))
+    broker = Broker(most=4)
+    real = broker.ask
+
+    def ask(*arguments: Any) -> BatchState | Refused:
+        if len(broker.asked) == 2:
+            raise Killed
+        return real(*arguments)
+
+    broker.ask = ask  # type: ignore[method-assign,assignment]
+    place.broker(broker)
+    with pytest.raises(Killed):
+        place.run(batch)
+    place.tray.cancel(batch)
+    broker.ask = real  # type: ignore[method-assign]
+    place.broker(broker)
+    assert place.run(batch) == DONE
+    assert broker.asked[-1] is BatchCancel
+    assert place.tray.state(batch).phase == "cancelled"
+
+
 @pytest.mark.case("B01", "B04", "B05")
 def test_bad_lines_fail_a_batch_with_their_numbers_before_the_broker_hears_of_it(place: Place) -> None:
     broker = place.broker(Broker())
