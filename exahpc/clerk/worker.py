@@ -181,7 +181,9 @@ class Worker:
     def _stopped(self) -> None:
         """What is done is kept: in the `.parts` folder, and, over HTTP, as files."""
         if self._state.batch:
-            self._send(m.BatchCancel(self._state.batch))  # an earlier worker may have opened it there
+            answer = self._send(m.BatchCancel(self._state.batch))  # an earlier worker may have opened it there
+            if isinstance(answer, m.BatchState):
+                self._save(self._state, ok=answer.status.ok, failed=answer.status.failed)
         self._publish_parts()
         self._to(self._end or "cancelled")
 

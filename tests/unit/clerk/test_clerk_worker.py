@@ -206,11 +206,12 @@ def test_a_cancel_that_comes_between_two_workers_reaches_the_broker(place: Place
     with pytest.raises(Killed):
         place.run(batch)
     place.tray.cancel(batch)
-    broker.ask = real  # type: ignore[method-assign]
+    broker.ask, broker.most = real, 5  # type: ignore[method-assign]
     place.broker(broker)
     assert place.run(batch) == DONE
     assert broker.asked[-1] is BatchCancel
-    assert place.tray.state(batch).phase == "cancelled"
+    state = place.tray.state(batch)
+    assert (state.phase, state.ok, state.failed) == ("cancelled", 4, 1), "also what came after its last look"
 
 
 @pytest.mark.case("B01", "B04", "B05")
