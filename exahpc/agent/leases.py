@@ -100,7 +100,7 @@ class LeaseWorker:
         self._name, self._clock, self._node, self._version, self._wall = name, clock, node, version, wall
         self._dealt: dict[str, float] = {}  # when the rows that run were taken, by key
         self._leases: dict[int, _Lease] = {}
-        self._stations = Stations(name)
+        self._stations = Stations(name, clock)
         self._lock = asyncio.Lock()
         self._ask_again = 0.0
         self._blocked: set[Where] = set()
@@ -269,8 +269,8 @@ class LeaseWorker:
         """Make ended rows durable and read the next ones. Returns what to tell the broker. Call often."""
         async with self._lock:
             writes, loads = self._due_writes(), self._due_loads()
-            if writes or loads:
-                in_use = {lease.where for lease in self._leases.values()}
+            in_use = {lease.where for lease in self._leases.values()}
+            if writes or loads or self._stations.idle(in_use):
                 await asyncio.to_thread(self._stations.perform, writes, loads, in_use)
             for load in loads:
                 self._loaded(load)

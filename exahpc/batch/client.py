@@ -63,7 +63,11 @@ class Owner:
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             raise BatchBusy(f"another `exahpc batch run` has just begun on {parts.path}") from None
-        self._write(Claim(socket.gethostname(), os.getpid()))
+        try:
+            self._write(Claim(socket.gethostname(), os.getpid()))
+        except OSError:
+            self._path.unlink(missing_ok=True)  # an empty claim would hold up the next client for a minute
+            raise
         self._released = False
 
     @property
@@ -108,6 +112,6 @@ class Owner:
         if self._released:
             return
         self._released = True
-        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+        with contextlib.suppress(OSError):  # it was removed, or the disk is full: then silence tells
             if _newest(self._folder) == self.number:
                 self._write(Claim(socket.gethostname(), os.getpid(), released=True))

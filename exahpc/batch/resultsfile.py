@@ -155,7 +155,7 @@ class Results:
         if len(rows) < wanted:
             raise BatchError(
                 f"{self.path} keeps the requests of {len(rows)} of {wanted} failed rows: the input had been "
-                f"changed or removed when it was written"
+                f"changed or removed when it was written; run the input again, to another output"
             )
         for low in range(0, len(rows), _FAILED_ROWS):
             some = rows[low : low + _FAILED_ROWS]

@@ -78,7 +78,12 @@ class Retrying:
                 file.write(msgspec.json.encode(Retry(batch, rows)))
                 file.flush()
                 os.fsync(file.fileno())
-            os.rename(draft, self.folder)
+            try:
+                os.rename(draft, self.folder)
+            except OSError:
+                if not self.folder.exists():
+                    raise
+                return  # another process has begun meanwhile: its claim on the answers tells who goes on
             sync_directory(self.folder.parent)
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from exahpc.errors import BatchError
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NoRoomError(BatchError):
@@ -23,7 +23,7 @@ def refusal(error: OSError, path: Path, then: str = "then run the same command a
 
     then: what makes the work go on when there is room.
     """
-    if error.errno not in _NO_ROOM:
+    if error.errno not in NO_ROOM:
         return BatchError(f"{path} cannot be used: {error.strerror or error}")
     free = _free(path)
     left = "" if free is None else f", {free / 2**20:.0f} MiB are free there for this user"

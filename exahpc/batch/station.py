@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +75,8 @@ class Station:
         self._journal.close()
 
 
+IDLE_SECONDS = 10.0
+"""How long files of a batch stay open when nothing is leased from it."""
 Where = tuple[str, str]
 """(folder, batch): a folder that was removed may come back with another batch."""
 
@@ -105,10 +108,19 @@ class Write:
 class Stations:
     """The stations of one agent, opened when needed. Used by one thread at a time."""
 
-    def __init__(self, name: str, most: int = 4) -> None:
-        """most: batches whose files stay open when nothing is leased from them."""
-        self._name, self._most = name, most
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic, most: int = 4) -> None:
+        """most: batches whose files stay open for a while when nothing is leased from them."""
+        self._name, self._clock, self._most = name, clock, most
         self._open: dict[Where, Station] = {}
+        self._used: dict[Where, float] = {}
+
+    def idle(self, in_use: Collection[Where]) -> bool:
+        """Whether files should be closed: the room of a journal that was removed is free only then."""
+        return bool(self._idle(in_use))
+
+    def _idle(self, in_use: Collection[Where]) -> list[Where]:
+        before = self._clock() - IDLE_SECONDS
+        return [where for where, at in self._used.items() if at <= before and where not in in_use]
 
     def perform(self, writes: Iterable[Write], loads: Iterable[Load], in_use: Collection[Where]) -> None:
         for write in writes:
@@ -124,10 +136,13 @@ class Stations:
                 load.after, load.rows = self._at(load.where).read(load.first, load.last, load.most_bytes)
             except (BatchError, OSError, ValueError) as error:
                 load.error = str(error)
-        for where in [where for where in self._open if where not in in_use][: -self._most]:
+        crowd = [where for where in self._open if where not in in_use][: -self._most]
+        for where in {*crowd, *self._idle(in_use)}:
+            del self._used[where]
             self._open.pop(where).close()
 
     def _at(self, where: Where) -> Station:
         station = self._open.pop(where, None) or Station(Parts(Path(where[0])), where[1], self._name)
         self._open[where] = station  # last used, last closed
+        self._used[where] = self._clock()
         return station

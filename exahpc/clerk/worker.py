@@ -5,6 +5,7 @@ It may be killed at any moment; another worker goes on from what is on disk.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -17,7 +18,7 @@ from exahpc.batch.inputs.options import InputOptions, Inputs
 from exahpc.batch.noted import note_deployment
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Prepared, Question
-from exahpc.batch.space import NoRoomError
+from exahpc.batch.space import NO_ROOM, NoRoomError, refusal
 from exahpc.clerk.publish import publish
 from exahpc.clerk.queue import AGAIN, DONE
 from exahpc.clerk.refusals import InputRefused, check_endpoint, refuse_packed, refused
@@ -33,7 +34,15 @@ from exahpc.wire.tray import Tray
 log = logging.getLogger(__name__)
 
 _POLL = 1.0
-_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE, errno.EMFILE, errno.ENOMEM})
+_PASSING = NO_ROOM | {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
+
+
+def _passes(error: BatchError | LinkError | OSError) -> bool:
+    """Whether it may be gone when the worker is tried again."""
+    if isinstance(error, BatchBusy | NoRoomError | LinkError):
+        return True
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
 class _Stopped(Exception):
@@ -60,17 +69,25 @@ class Worker:
             self._clear()
             return DONE
         try:
-            self._run()
-        except (BatchBusy, NoRoomError) as error:
+            self._end_it()
+        except (BatchError, LinkError, OSError) as error:
+            if not _passes(error):
+                raise
             return self._later(error)
-        except (_Stopped, BatchCancelled):
-            return self._stopped()
-        except BatchError as error:
-            if getattr(error.__cause__, "errno", None) in _PASSING:
-                return self._later(error)
-            return self._fail(error)
         self._clear()
         return DONE
+
+    def _end_it(self) -> None:
+        """However it ends. Raises what may pass."""
+        try:
+            try:
+                self._run()
+            except (_Stopped, BatchCancelled):
+                self._stopped()
+        except BatchError as error:
+            if _passes(error):
+                raise
+            self._fail(error)
 
     def _run(self) -> None:
         self._look()
@@ -122,14 +139,18 @@ class Worker:
             self._look()
         except _Stopped:
             question = m.BatchCancel(self._state.batch)
+        answer = self._send(question)
+        if isinstance(answer, m.Refused) and isinstance(question, m.BatchCancel):
+            raise _Stopped  # the broker does not know it: nobody runs it
+        return answer
+
+    def _send(self, question: Question) -> m.BatchState | m.Refused:
         record = self._folder.head()
         if record is None:
             raise LinkError("the deployment has no head")
         answer = ask(self._folder.fleet_key(), record.address, question, m.BrokerToClient)
         if not isinstance(answer, m.BatchState | m.Refused):
             raise LinkError(f"the head answered {type(answer).__name__} to {type(question).__name__}")
-        if isinstance(answer, m.Refused) and isinstance(question, m.BatchCancel):
-            raise _Stopped  # the broker does not know it: nobody runs it
         return answer
 
     def _report(self, status: m.BatchStatus | None) -> None:
@@ -157,28 +178,33 @@ class Worker:
         if self._end is not None:
             raise _Stopped
 
-    def _stopped(self) -> int:
+    def _stopped(self) -> None:
         """What is done is kept: in the `.parts` folder, and, over HTTP, as files."""
+        if self._state.batch:
+            answer = self._send(m.BatchCancel(self._state.batch))  # an earlier worker may have opened it there
+            if isinstance(answer, m.BatchState):
+                self._save(self._state, ok=answer.status.ok, failed=answer.status.failed)
         self._publish_parts()
         self._to(self._end or "cancelled")
-        self._clear()
-        return DONE
 
-    def _fail(self, error: BatchError) -> int:
+    def _fail(self, error: BatchError) -> None:
         log.warning("%s failed: %s", self._submission.id, error)
         lines = error.lines if isinstance(error, InputRefused) else (LineError(str(error), code="batch_failed"),)
         if self._state.phase != "validating":
             try:
                 self._publish_parts()
             except BatchError as again:
+                if _passes(again):  # without its files what it has done would be gone
+                    raise
                 log.warning("what %s has done cannot be read: %s", self._submission.id, again)
         self._to("failed", errors=lines, note=str(error).partition("\n")[0])
-        self._clear()
-        return DONE
 
-    def _later(self, error: BatchError) -> int:
+    def _later(self, error: BatchError | LinkError | OSError) -> int:
+        if isinstance(error, OSError):
+            error = refusal(error, Path(error.filename or self._output), "then it goes on by itself")
         log.warning("%s waits: %s", self._submission.id, error)
-        self._save(self._state, note=str(error))
+        with contextlib.suppress(OSError):  # it is the disk that is full
+            self._save(self._state, note=str(error))
         return AGAIN
 
     # --- what it made ---

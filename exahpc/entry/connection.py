@@ -81,10 +81,7 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._deaf = True
         self._reader.close()
-        for request in self._ahead:
-            if request.sink is not None:
-                request.sink.abort()
-        self._ahead.clear()
+        self._forget_ahead()
         left, self._left = self._left, None
         if left is not None:
             left()
@@ -109,10 +106,16 @@ class Connection(asyncio.Protocol):
         if not self._deaf and (error := self._reader.feed(data)) is not None:
             self._broken(error)
 
+    def _forget_ahead(self) -> None:
+        for request in self._ahead:
+            if request.sink is not None:
+                request.sink.abort()
+        self._ahead.clear()
+
     def _broken(self, error: RequestError) -> None:
         """Nothing that comes from now on can be understood. What is being answered is answered to its end."""
         self._deaf = True
-        self._ahead.clear()
+        self._forget_ahead()
         request = self._current
         if request is None:
             request = self._current = Request(b"", b"/", {})

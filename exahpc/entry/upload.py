@@ -65,7 +65,7 @@ class Upload:
         self._held = self._credit = 0
         self._taking: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
-        self._over = False
+        self._over = self._holds = False
         self._error: RequestError | None = None
 
     # --- the loop ---
@@ -78,6 +78,7 @@ class Upload:
             self._credit = 0
             client.more_time()
         if self._held > HELD_BYTES:
+            self._holds = True
             client.hold(True)
         if self._taking is None:
             self._go_on(client)
@@ -100,8 +101,9 @@ class Upload:
             client.turned_down(self._request, self._error)
             client.hold(False)
         else:
-            if self._held <= HELD_BYTES:
-                client.more_time()  # we may have been the slow one
+            if self._holds and self._held <= HELD_BYTES:
+                self._holds = False
+                client.more_time()  # it was the disk that was slow
                 client.hold(False)
             if self._chunks:
                 self._go_on(client)
@@ -177,7 +179,7 @@ def told(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, OSError) and error.errno in FULL:
-        message = "there is no room for this file on the deployment's file system: delete files, or ask for room"
+        message = "there is no room on the deployment's file system: delete files, or ask for room"
         return RequestError(message, status=507, type="server_error", code="disk_full", final=True)
     log.error("files or batches: %s", error, exc_info=error)
     return RequestError("internal error", status=500, type="server_error")

@@ -15,10 +15,13 @@ from exahpc.wire.messages import BatchQuery, BatchState, BatchStatus
 
 
 def known(output: Path) -> tuple[BatchPlan, Folder | None]:
-    """(plan, the deployment that ran it last). Raises BatchError when no batch was begun for this output."""
+    """(plan, the deployment that ran it last). Raises BatchError when no batch was begun for this output, or all
+    of it is done."""
     parts = Parts.of(output)
     plan = parts.plan()
     if plan is None:
+        if output.is_file():
+            raise BatchError(f"the batch that made {output} is finished: nothing of it runs any more")
         raise BatchError(f"no batch was begun for {output}: start it with `exahpc batch run INPUT -o {output}`")
     return plan, noted_deployment(parts)
 

@@ -68,8 +68,10 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # who writes is not told where, and the temporary name helps nobody
         raise
 
 

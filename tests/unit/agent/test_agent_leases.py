@@ -18,6 +18,7 @@ from exahpc.batch.intervals import ranges_of
 from exahpc.batch.journal import FrameReader, Record, Run
 from exahpc.batch.plan import Parts
 from exahpc.batch.source import index_file
+from exahpc.batch.station import IDLE_SECONDS
 from exahpc.wire.messages import LeaseGrant, LeaseProgress
 
 ROWS = 20
@@ -121,6 +122,38 @@ def test_each_incarnation_has_a_journal_of_its_own(parts: Parts) -> None:
         end(worker, begun(worker))
         names.add(sync(worker)[0].journal)
     assert names == {"a-0-1", "a-0-2"}
+
+
+def test_files_of_a_batch_that_is_over_are_closed_soon(parts: Parts) -> None:
+    """A journal that was removed takes its room until then, and some file systems keep its folder."""
+
+    def held() -> list[str]:
+        found = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
+        return [path for path in found if str(parts.path.parent) in path]
+
+    now = 0.0
+    worker = LeaseWorker("a-0", lambda: now)
+    worker.grant(grant(parts, 1, 0, 2))
+    rows = begun(worker)
+    now = 1000.0
+    sync(worker)
+    assert held(), "rows that take long do not close what they need"
+    end(worker, rows)
+    sync(worker)
+    now += 1.0
+    sync(worker)
+    assert held(), "the next lease may come at once"
+    now += IDLE_SECONDS
+    sync(worker)
+    assert not held()
+    worker.grant(grant(parts, 2, 2, 4))
+    end(worker, begun(worker))
+    [told] = sync(worker)
+    assert [record.row for record in records(parts, told)] == [2, 3]
+
+
+def _is_link(fd: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{fd}")
 
 
 @pytest.mark.case("B28")

@@ -276,3 +276,43 @@ def test_compact_leaves_a_batch_alone_that_somebody_runs(made: tuple[Parts, Batc
     owner.release()
     assert compact(parts.path, "--keep-parts").exit_code == 0
     assert parts.path.exists()
+
+
+def test_a_client_that_cannot_say_that_it_ends_hides_nothing_else(
+    made: tuple[Parts, BatchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: how the batch ended must be told, not that."""
+    parts, _ = made
+    owner = Owner(parts)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("exahpc.batch.client.write_atomic", full)
+        owner.release()
+
+
+def test_a_client_that_could_not_begin_holds_up_no_other(
+    made: tuple[Parts, BatchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, _ = made
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("exahpc.batch.client.write_atomic", full)
+        with pytest.raises(OSError, match="No space left"):
+            Owner(parts)
+    Owner(parts).release()
+
+
+def test_a_batch_that_is_finished_is_not_told_to_be_begun_in_order_to_be_cancelled(
+    made: tuple[Parts, BatchPlan], tmp_path: Path
+) -> None:
+    parts, plan = made
+    rolled(parts, plan)
+    write_results(tmp_path / "done.h5", parts, plan)
+    done = CliRunner().invoke(batch, ["cancel", str(tmp_path / "done.h5")])
+    assert "done.h5 is finished" in str(done.exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from exahpc.batch.resultsfile import Results
 from exahpc.batch.retrying import Retrying
 from exahpc.batch.run import Prepared, finish, prepare
 from exahpc.batch.station import Station, Task
-from exahpc.errors import BatchError
+from exahpc.errors import BatchBusy, BatchError
 
 
 def write(path: Path, rows: int) -> Path:
@@ -128,6 +129,26 @@ def test_a_run_that_was_cut_off_anywhere_is_gone_on_with_and_putting_in_twice_ch
     second = again(results, {"r4"}).put_in()
     assert (second.ok, second.failed) == (first.ok, first.failed)
     assert lines(results, tmp_path / "two.jsonl") == told
+
+
+def test_two_that_begin_at_the_same_time_share_one_folder_and_one_of_them_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = finished(tmp_path, 3, {"r1"})
+    real = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)  # what the other one did a moment before
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    second = Retrying(results)
+    assert second.retry.rows == [1]
+    prepared = prepare(second.requests, second.answers)
+    with pytest.raises(BatchBusy):
+        prepare(second.requests, second.answers)
+    prepared.release()
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
 def test_what_belongs_to_other_results_is_not_put_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import time
@@ -187,6 +188,32 @@ def test_a_cancelled_batch_and_one_whose_time_is_over_keep_what_is_done(place: P
     assert (place.tray.state(late).phase, broker.asked) == ("expired", []), "nothing was begun"
 
 
+def test_a_cancel_that_comes_between_two_workers_reaches_the_broker(place: Place, tmp_path: Path) -> None:
+    """Else its rows would run to their end."""
+    source, batch = tmp_path / "in.jsonl", place.tray.new_id()
+    source.write_text(rows())
+    place.tray.submit(Submission(batch, 1, "", (str(source),), str(tmp_path / "out.h5")))
+    broker = Broker(most=4)
+    real = broker.ask
+
+    def ask(*arguments: Any) -> BatchState | Refused:
+        if len(broker.asked) == 2:
+            raise Killed
+        return real(*arguments)
+
+    broker.ask = ask  # type: ignore[method-assign,assignment]
+    place.broker(broker)
+    with pytest.raises(Killed):
+        place.run(batch)
+    place.tray.cancel(batch)
+    broker.ask, broker.most = real, 5  # type: ignore[method-assign]
+    place.broker(broker)
+    assert place.run(batch) == DONE
+    assert broker.asked[-1] is BatchCancel
+    state = place.tray.state(batch)
+    assert (state.phase, state.ok, state.failed) == ("cancelled", 4, 1), "also what came after its last look"
+
+
 @pytest.mark.case("B01", "B04", "B05")
 def test_bad_lines_fail_a_batch_with_their_numbers_before_the_broker_hears_of_it(place: Place) -> None:
     broker = place.broker(Broker())
@@ -238,6 +265,49 @@ def test_what_may_pass_is_waited_for_and_told(place: Place, monkeypatch: pytest.
         patched.setattr(module, "publish", full)
         assert place.run(batch) == AGAIN
     assert (place.tray.state(batch).phase, place.tray.state(batch).note) == ("finalizing", "no room to write")
+    assert place.run(batch) == DONE
+    assert told(place, batch)[: len(WHOLE)] == WHOLE
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_what_is_done_waits_for_room_however_the_batch_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    batch, broker = place.order(rows()), Broker(most=4)
+    real = broker.ask
+
+    def ask(*arguments: Any) -> BatchState | Refused:
+        found = real(*arguments)
+        if end == "cancelled":
+            place.tray.cancel(batch)
+            return found
+        assert isinstance(found, BatchState)
+        return BatchState(msgspec.structs.replace(found.status, state="failed", note="a journal is damaged"))
+
+    broker.ask = ask  # type: ignore[method-assign,assignment]
+    place.broker(broker)
+    with monkeypatch.context() as patched:
+
+        def full(*arguments: object) -> None:
+            raise NoRoomError("no room to write")
+
+        patched.setattr(module, "publish", full)
+        for _ in range(3):
+            assert place.run(batch) == AGAIN
+        assert not place.tray.state(batch).ended
+    assert place.run(batch) == DONE
+    assert told(place, batch)[:8] == (end, ROWS, 3, 1, 21, 6, ["r0", "r1", "r3"], ["r2"])
+
+
+def test_a_disk_without_room_for_a_state_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = place.order(rows())
+    with monkeypatch.context() as patched:
+
+        def full(*arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "state.json")
+
+        patched.setattr(Tray, "save", full)
+        assert place.run(batch) == AGAIN
     assert place.run(batch) == DONE
     assert told(place, batch)[: len(WHOLE)] == WHOLE
 

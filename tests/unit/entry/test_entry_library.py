@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import httpx
 import openai
 import pytest
 
+from exahpc.entry.http1 import Request
+from exahpc.entry.upload import Upload
+from exahpc.errors import RequestError
 from exahpc.wire.folder import write_atomic
 from exahpc.wire.shelf import Shelf
 from exahpc.wire.submissions import FileRecord, State
@@ -164,8 +169,58 @@ def test_an_upload_whose_client_leaves_is_forgotten_and_the_next_one_works(entry
     upload(entry.client())
 
 
+class Timed:
+    """A client whose time is renewed `renewed` times."""
+
+    renewed = 0
+
+    def hold(self, holding: bool) -> None: ...
+
+    def more_time(self) -> None:
+        self.renewed += 1
+
+    def turned_down(self, request: Request, error: RequestError) -> None:
+        raise error
+
+
+@pytest.mark.parametrize(("size", "count", "renewed"), [(1, 200, 0), (2**16, 64, 4)])
+def test_bytes_of_an_upload_that_trickle_do_not_renew_its_time(
+    tmp_path: Path, size: int, count: int, renewed: int
+) -> None:
+    """It must bring 1 MiB a minute."""
+
+    async def trickle() -> int:
+        client, request = Timed(), Request(b"POST", b"/v1/files", {b"content-type": FORM})
+        with ThreadPoolExecutor(1) as threads:
+            sink = Upload(request, Shelf(tmp_path, "me"), 2**30, lambda coming: None, threads)
+            sink.feed(FILE_HEAD, client)
+            for _ in range(count):
+                sink.feed(b"x" * size, client)
+                await sink.settled()
+            sink.abort()
+        return client.renewed
+
+    assert asyncio.run(trickle()) == renewed
+
+
+def test_uploads_ahead_of_garbage_leave_no_open_file(entry: Running) -> None:
+    host, port = entry.base.removeprefix("http://").split(":")
+    ask = f"GET /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Length: {len(FILE_HEAD)}\r\nContent-Type: {FORM.decode()}\r\n\r\n"
+    )
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(ask + head.encode() + FILE_HEAD + b"\x00garbage\r\n\r\n")
+            while client.recv(65536):
+                pass
+    until("nothing is left of them", lambda: not files_of(entry), 10)
+
+
 PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
 FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + LINE + b"\r\n"
+FILE_HEAD = FILE[: -len(b"\r\n")]
 FORM = b"multipart/form-data; boundary=b"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -128,3 +130,13 @@ def test_a_message_comes_back_equal(union: object, message: m.Message) -> None:
 def test_a_message_of_another_link_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(m.StopReplica()), type=m.EntryToAgent)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"state\.json"):
+        f.write_atomic(tmp_path / "state.json", b"{}", durable=True)
+    assert list(tmp_path.iterdir()) == []
