@@ -1,7 +1,7 @@
 """The examples of commands that need a living deployment, as their help shows them: `laptop`, of jobs/laptop.toml.
 
-Home and working directory are a temporary folder, with this repository's jobs/ and a tiny model where that file looks
-for one.
+Home and working directory are a temporary folder, with this repository's jobs/ and a tiny model where that file
+looks for one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ kind = "local"
 """jobs/four-nodes.toml names partition, account and modules of a site; here it is one of this machine."""
 
 
+FEWER = {"replicas = 2": "replicas = 1", "replicas_per_task = 2": "replicas_per_task = 1"}
+"""In jobs/laptop.toml: each start of a replica takes seconds."""
+
+
 class Desk:
     """Somebody who types examples."""
 
@@ -47,6 +51,10 @@ class Desk:
         self.path = folder
         shutil.copytree(ROOT / "jobs", folder / "jobs")
         (folder / "jobs" / "four-nodes.toml").write_text(FOUR_NODES)
+        laptop = folder / "jobs" / "laptop.toml"
+        for two, one in FEWER.items():
+            assert two in laptop.read_text()
+            laptop.write_text(laptop.read_text().replace(f"\n{two}\n", f"\n{one}\n"))
         models = folder / ".cache" / "exahpc" / "models"
         models.mkdir(parents=True)
         (models / "smollm2").symlink_to(tiny)
@@ -90,11 +98,15 @@ def desk(tiny: Path) -> Iterator[Desk]:
 
 
 def test_what_is_there(desk: Desk) -> None:
-    assert desk.run("exahpc status").startswith("laptop\t2/2 ready\tsmollm2\t")
-    assert json.loads(desk.run("exahpc status laptop --json"))["ready"] == 2
+    assert desk.run("exahpc status").startswith("laptop\t1/1 ready\tsmollm2\t")
+    assert json.loads(desk.run("exahpc status laptop --json"))["ready"] == 1
     (url,) = desk.run("exahpc url laptop").splitlines()
     assert url in desk.run("exahpc url laptop --all")
     assert desk.run("exahpc key laptop").strip() == desk.live.key
+    told = json.loads(desk.live.run("url", "laptop", "--all", "--json").stdout)
+    assert (told["url"], told["model"], {one["url"] for one in told["entries"]}) == (url, "smollm2", {url})
+    (one,) = json.loads(desk.live.run("status", "--json").stdout)
+    assert (one["name"], one["ready"], one["wanted"]) == ("laptop", 1, 1)
     assert "laptop" in desk.run("exahpc top laptop")
     assert json.loads(desk.run("exahpc top laptop --json"))["tasks"]
     assert "replica" in desk.run("exahpc logs laptop")
@@ -140,6 +152,8 @@ def phase(desk: Desk) -> str:
 
 def test_a_version_comes_goes_and_is_given_up(desk: Desk) -> None:
     start = "exahpc rollout start laptop jobs/laptop.toml --label v2"
+    with (desk.path / "jobs" / "laptop.toml").open("a") as file:
+        file.write("\n[limits]\nmax_tokens_default = 9\n")
     running = desk.begin(start)
     until("it has begun", lambda: phase(desk) != "idle", 30)
     desk.run("exahpc rollout promote laptop")

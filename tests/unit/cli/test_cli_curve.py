@@ -91,7 +91,7 @@ def test_an_interruption_keeps_the_levels_that_were_measured(
 def test_an_interruption_before_the_first_level_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tmp_path, monkeypatch, KeyboardInterrupt(), after=0).exit_code == 1
+    assert run(tmp_path, monkeypatch, KeyboardInterrupt(), after=0).exit_code == 130
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -1,14 +1,15 @@
-"""Every command has help and an example, and every example is run by a test: here, where no deployment is needed."""
+"""Every command has help and an example, and each is run by a test: here, where no deployment is needed."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 from exahpc.batch.compact import compact
-from exahpc.cli import main
+from exahpc.cli import exits, main
 from exahpc.cli.examples import EXAMPLES
+from exahpc.cli.signals import Terminated
+from exahpc.errors import ExahpcError
 from exahpc.launch import pack as packing
+from exahpc.launch import place
 from exahpc.wire.folder import Folder
 from tests.examples import COMMANDS, ELSEWHERE, LINES, ROOT, SHORTER, examples, runnable
 from tests.tiny import make_model
@@ -139,6 +143,99 @@ def test_every_command_has_help_and_an_example(path: str) -> None:
     assert all(
         option.help for option in command.params if isinstance(option, click.Option) and not option.hidden
     ), "every option says what it does"
+
+
+NO_JSON = {
+    "exahpc key": "prints the key alone",
+    "exahpc tunnel": "stays; prints its URL, again when it moves",
+    "exahpc chat": "prints the answer; programs ask the endpoint",
+    "exahpc logs": "prints lines of logs",
+    "exahpc down": "prints nothing to standard output",
+    "exahpc watch": "stays",
+    "exahpc batch compact": "prints the file's path; `batch status --json` tells its counts",
+    "exahpc batch export": "writes rows, as JSON lines by default",
+    "exahpc batch submit": "prints the batch's id alone",
+    "exahpc model convert": "prints the folder alone",
+    "exahpc model fetch": "prints the folder alone",
+    "exahpc model seal": "prints nothing to standard output",
+    "exahpc completion": "prints a script",
+    "exahpc rollout start": "prints the version in force; `rollout status --json` tells the rest",
+    "exahpc rollout promote": "as start",
+    "exahpc rollout abort": "as start",
+    "exahpc rollout rollback": "as start",
+}
+"""Command -> why a script needs no JSON of it."""
+
+
+def test_every_command_tells_what_it_found_as_json_or_has_a_reason_not_to() -> None:
+    silent = {path for path, command in COMMANDS.items() if not any("--json" in o.opts for o in command.params)}
+    assert silent == set(NO_JSON)
+
+
+@pytest.mark.parametrize(
+    ("example", "keys"),
+    [
+        ("exahpc up jobs/laptop.toml --dry-run", {"commands", "files"}),
+        ("exahpc batch check jobs/sample.jsonl", {"files", "rows", "chats", "completions"}),
+        ("exahpc batch cancel results.h5", {"batch", "state", "rows", "ok", "failed"}),
+        ("exahpc simulate jobs/many-nodes.toml", {"scenario", "all"}),
+    ],
+)
+def test_with_json_nothing_else_is_on_standard_output(example: str, keys: set[str], site: Site) -> None:
+    make, code = RUN[example]
+    make(site)
+    ended = CliRunner().invoke(main, [*shlex.split(runnable(example, site.path))[1:], "--json"])
+    assert ended.exit_code == code, ended.output
+    assert keys <= json.loads(ended.stdout).keys()
+
+
+def test_lists_are_json_too_when_they_are_empty(site: Site) -> None:
+    assert json.loads(CliRunner().invoke(main, ["status", "--json"]).stdout) == []
+    (model,) = json.loads(CliRunner().invoke(main, ["model", "list", "--json"]).stdout)
+    assert (model["name"], model["fetched"]) == ("smollm2", False)
+    site.submitted()
+    (one,) = json.loads(CliRunner().invoke(main, ["status", "--json"]).stdout)
+    assert (one["name"], one["state"], one["ready"], one["model"]) == ("laptop", "down", None, "smollm2")
+
+
+def test_every_exit_code_of_ours_is_told_in_the_one_table() -> None:
+    def below(error: type[ExahpcError]) -> Iterator[type[ExahpcError]]:
+        yield error
+        for inner in error.__subclasses__():
+            yield from below(inner)
+
+    assert {error.exit_code for error in below(ExahpcError)} | set(exits.MEANINGS) <= set(exits.COMMON)
+    written = [
+        node.args[0].value
+        for file in (ROOT / "exahpc" / "cli").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "sys.exit"
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    assert set(written) <= {0, 1}, "name it in exahpc/cli/exits.py"
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_command_that_is_stopped_says_by_what(
+    stop: type[BaseException], code: int, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> None:
+        raise stop
+
+    monkeypatch.setattr(place, "names", stopped)
+    done = CliRunner().invoke(main, ["status"])
+    assert (done.exit_code, done.stderr) == (code, "stopped\n")
+
+
+def test_ctrl_c_is_the_good_end_of_what_goes_on_for_ever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    site.submitted()
+    monkeypatch.setattr("time.sleep", stopped)
+    assert CliRunner().invoke(main, ["logs", "laptop", "--follow"]).exit_code == 0
+    assert CliRunner().invoke(main, ["status", "laptop", "--watch"]).exit_code == 0
 
 
 @pytest.mark.parametrize("example", LINES)
