@@ -44,6 +44,12 @@ class RequestError(ExahpcError):
         self.final = final
 
 
+class Interrupted(ExahpcError):
+    """Ctrl-C ended a command that only waited: the message tells what goes on without it."""
+
+    exit_code = 130
+
+
 class SlurmError(ExahpcError):
     """Slurm refused, or could not be asked. A failed *query* never means a failed job."""
 

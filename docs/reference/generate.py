@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from exahpc.cli import main as cli
+from exahpc.cli.exits import COMMON
 from exahpc.deployment import spec
 from exahpc.deployment.families import FAMILIES
 from exahpc.deployment.frozen import Frozen
@@ -141,7 +142,11 @@ def commands_page() -> str:
         "",
         NOTE,
         "",
-        "Exit codes: 0 done; 1 failed; 2 wrong usage or a deployment file that cannot work.",
+        "## Exit codes",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in COMMON.items()),
     ]
     for path, text in walk(cli, "exahpc", None):
         lines += ["", f"## {path}", "", "```", text, "```"]

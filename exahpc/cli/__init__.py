@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from exahpc import __version__
+from exahpc.cli import exits
 from exahpc.cli.examples import shown
+from exahpc.cli.signals import Terminated
 from exahpc.errors import ExahpcError
 
 _COMMANDS = {
@@ -58,6 +60,9 @@ class Commands(click.Group):
         except ExahpcError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt as stopped:  # click would end with 1, which says that something failed
+            click.echo("stopped", err=True)
+            sys.exit(exits.TERMINATED if isinstance(stopped, Terminated) else exits.INTERRUPTED)
         except BrokenPipeError:  # click ends quietly on this one
             raise
         except OSError as error:

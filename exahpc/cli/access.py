@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import click
 
-from exahpc.cli.common import deployment_argument, first_key, live_endpoint, notes, opened
+from exahpc.cli.common import deployment_argument, first_key, json_text, live_endpoint, notes, opened
 from exahpc.errors import LinkError
 from exahpc.launch import ready
 
@@ -16,19 +17,30 @@ from exahpc.launch import ready
 @click.option(
     "--all", "every", is_flag=True, help="Every entry, one a line with its node; those beside agents too."
 )
-def url(name: str, every: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="URL, model and certificate as JSON; with --all the entries."
+)
+def url(name: str, every: bool, as_json: bool) -> None:
     """Print the endpoint of NAME, and how to use it.
 
     With --all, lines of "URL<tab>NODE": the head's entries first (they share a port), then those beside agents.
     """
     folder, deployment = opened(name)
     endpoint = live_endpoint(folder)
+    told: dict[str, Any] = {"url": endpoint.url, "model": deployment.served_name, "ca": endpoint.ca}
     if every:
         reply = ready.look(folder)
         if reply is None:
             raise LinkError(f"no broker of {name} answers: `exahpc status {name}` tells more")
-        for line in dict.fromkeys(f"{entry.url}\t{entry.node or 'head'}" for entry in reply.entries):
-            click.echo(line)
+        entries = list(dict.fromkeys((entry.url, entry.node or "head") for entry in reply.entries))
+        if as_json:
+            click.echo(json_text({**told, "entries": [{"url": at, "node": node} for at, node in entries]}))
+            return
+        for at, node in entries:
+            click.echo(f"{at}\t{node}")
+        return
+    if as_json:
+        click.echo(json_text(told))
         return
     click.echo(endpoint.url)
     show_usage(endpoint.url, deployment.served_name, f"exahpc key {shlex.quote(name)}", endpoint.ca)

@@ -162,19 +162,24 @@ def status(output: Path | None, name: str | None, as_json: bool) -> None:
 @batch.command()
 @click.argument("output", metavar="OUTPUT|ID", type=_OUTPUT)
 @click.option("--deployment", "name", help="The deployment that runs it  [default: the one that ran it last]")
-def cancel(output: Path, name: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="How it stands, as JSON.")
+def cancel(output: Path, name: str | None, as_json: bool) -> None:
     """Stop the batch that makes OUTPUT, or was submitted as ID; what is done stays, and `batch run` goes on with
     it."""
     told = submitted.cancelled(output, name)
-    if told is not None:
-        click.echo(told)
-        return
-    plan, folder = standing.known(output)
-    folder = opened(name)[0] if name else folder
-    if folder is None:
-        raise BatchError(f"nobody runs {output} as far as is known here: name the deployment with --deployment")
-    found = state_of(about_batch(folder, m.BatchCancel(plan.batch)))
-    click.echo(f"{found.batch} {found.state}, {found.ok + found.failed} of {found.total} rows are done")
+    if told is None:
+        plan, folder = standing.known(output)
+        folder = opened(name)[0] if name else folder
+        if folder is None:
+            raise BatchError(
+                f"nobody runs {output} as far as is known here: name the deployment with --deployment"
+            )
+        found = state_of(about_batch(folder, m.BatchCancel(plan.batch)))
+        told = submitted.Cancelled(found.batch, found.state, found.total, found.ok, found.failed)
+    if as_json:
+        click.echo(json_text(told))
+    else:
+        click.echo(f"{told.batch} {told.state}, {told.ok + told.failed} of {told.rows} rows are done")
 
 
 @batch.command()

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from exahpc.cli import exits
 from exahpc.cli.common import deployment_argument, first_key, live_endpoint, notes, opened
 from exahpc.deployment.units import memory
 from exahpc.errors import ExahpcError
@@ -20,8 +21,6 @@ from exahpc.lab.load import Shape
 
 _MOST = 1024
 """Requests at once: beyond that, this process would measure itself."""
-_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as of a shell."""
 
 
 def _rising(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -64,6 +63,7 @@ def powers(sequences: int) -> list[int]:
 )
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each prompt.")
 @click.option("--new", type=click.IntRange(1), default=64, show_default=True, help="Mean tokens of each answer.")
+@click.option("--json", "as_json", is_flag=True, help="All figures as JSON, as in curve.json.")
 @click.option(
     "-o",
     "--output",
@@ -77,6 +77,7 @@ def curve(
     warm: float,
     prompt: int,
     new: int,
+    as_json: bool,
     output: Path | None,
 ) -> None:
     """Measure NAME under more and more requests at once.
@@ -107,22 +108,23 @@ def curve(
         ending = error
     cut = f"it was interrupted: {len(done)} of {len(levels)} levels were measured"
     found = measure.curve(done, shape, [cut] if ending else [])
-    Console(highlight=False).print(_table(found))
+    if not as_json:
+        Console(highlight=False).print(_table(found))
     for line in found.notes:
         notes.print(line, markup=False)
-    for path in report.write(found, target):
-        click.echo(path)
+    made = report.write(found, target)
     try:
         pictures = [target / "curve.png", target / "curve.svg"]
         report.plot(found, pictures)
     except ExahpcError as error:
         notes.print(str(error), markup=False)
     else:
-        click.echo("\n".join(map(str, pictures)))
+        made += pictures
+    click.echo(made[0].read_text() if as_json else "\n".join(map(str, made)), nl=not as_json)
     if isinstance(ending, ExahpcError):
         raise ending
     if ending is not None:
-        sys.exit(_INTERRUPTED)
+        sys.exit(exits.INTERRUPTED)
 
 
 def _tell(level: Level) -> None:

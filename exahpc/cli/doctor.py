@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exahpc.cli import exits
 from exahpc.cli.common import json_text, notes, opened, slurm_client
 from exahpc.deployment.spec import Deployment
 from exahpc.launch import place, prepare
 from exahpc.launch.doctor import run, submitted
 from exahpc.launch.doctor.finding import CHECKS, GATES, Finding, Gate, Verdict, closes, open_until
 
-CLOSED = 3
-"""Exit code: a finding keeps the gate closed."""
 _STYLES: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
@@ -77,7 +76,7 @@ def doctor(deployment: str | None, inside: bool, nodes: int | None, limit: str, 
         click.echo(json_text({**told, "findings": findings}))
     else:
         _show(findings, gate)
-    sys.exit(CLOSED if any(closes(finding, gate) for finding in findings) else 0)
+    sys.exit(exits.NOT_WHOLE if any(closes(finding, gate) for finding in findings) else 0)
 
 
 def _read(name: str) -> Deployment:

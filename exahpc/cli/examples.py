@@ -23,7 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "batch check": ("exahpc batch check jobs/sample.jsonl",),
     "batch status": ("exahpc batch status results.h5 --json",),
     "batch errors": ("exahpc batch errors results.h5",),
-    "batch retry-failed": ("exahpc batch retry-failed results.h5",),
+    "batch retry-failed": ("exahpc batch retry-failed results.h5 --deployment laptop",),
     "batch export": ("exahpc batch export results.h5 -o results.jsonl",),
     "batch compact": ("exahpc batch compact results.h5.parts",),
     "batch cancel": ("exahpc batch cancel results.h5",),
@@ -41,8 +41,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rollout rollback": ("exahpc rollout rollback laptop",),
     "curve": ("exahpc curve laptop -o curve",),
     "bench": ("exahpc bench laptop --concurrency 8",),
-    "ladder": ("exahpc ladder jobs/four-nodes.toml --nodes 1,2,4 --concurrency 64",),
-    "sweep": ("exahpc sweep jobs/four-nodes.toml --concurrency 8,32 --slo ttft=1s,tbt=100ms",),
+    "ladder": (
+        "exahpc ladder jobs/four-nodes.toml --pool short --nodes 1,2,4 --concurrency 64",
+        "exahpc ladder jobs/four-nodes.toml --pool short --nodes 1,2,4 --rate 20 --simulate",
+    ),
+    "sweep": ("exahpc sweep jobs/four-nodes.toml --pool short --concurrency 8,32 --slo ttft=1s,tbt=100ms",),
     "simulate": ("exahpc simulate jobs/many-nodes.toml",),
 }
 """Words after `exahpc` -> lines."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from exahpc.batch.check import check_inputs
 from exahpc.batch.inputs.options import FORMATS, InputOptions, Inputs, Template, find_inputs, refuse_output
 from exahpc.cli.batch_view import bar
-from exahpc.cli.common import notes
+from exahpc.cli.common import json_text, notes
 
 
 def _json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any]:
@@ -81,7 +82,8 @@ def takes_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="File for the list of all bad rows, if any."
 )
-def check(inputs: Inputs, model: str | None, report: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The counts as JSON.")
+def check(inputs: Inputs, model: str | None, report: Path | None, as_json: bool) -> None:
     """Check all rows of INPUT as `batch run` would, without a deployment.
 
     Exit code 0 when every row can be run. Whether a prompt fits into the model is known only to the model's
@@ -91,5 +93,8 @@ def check(inputs: Inputs, model: str | None, report: Path | None) -> None:
         refuse_output(report, inputs.paths)
     with bar(notes, "checking") as told:
         found = check_inputs(inputs, model=model, report=report, progress=told)
+    if as_json:
+        click.echo(json_text(asdict(found)))
+        return
     files = "1 file" if found.files == 1 else f"{found.files} files"
     click.echo(f"{found.rows} rows of {files} can be run: {found.chats} chats, {found.completions} completions")

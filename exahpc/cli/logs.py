@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import click
@@ -48,10 +49,11 @@ def logs(name: str, what: tuple[str, ...], follow: bool, lines: int, only_list: 
             click.echo(f"{click.style(str(path.relative_to(root)), dim=True)}  {line}")
         return
     follower = Follower(root, lines)
-    while True:
-        for path, text in follower.news(log_files(root, what)):
-            click.echo(click.style(f"==> {path.relative_to(root)} <==", bold=True))
-            click.echo(text, nl=not text.endswith("\n"))
-        if not follow:
-            return
-        time.sleep(0.5)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for path, text in follower.news(log_files(root, what)):
+                click.echo(click.style(f"==> {path.relative_to(root)} <==", bold=True))
+                click.echo(text, nl=not text.endswith("\n"))
+            if not follow:
+                return
+            time.sleep(0.5)

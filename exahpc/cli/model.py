@@ -8,7 +8,7 @@ from typing import get_args
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from exahpc.cli.common import notes
+from exahpc.cli.common import json_text, notes
 from exahpc.deployment.spec import Dtype
 from exahpc.deployment.units import memory
 from exahpc.launch import place
@@ -86,8 +86,18 @@ def seal(folder: Path) -> None:
 
 
 @model.command("list")
-def list_models() -> None:
+@click.option("--json", "as_json", is_flag=True, help="As JSON, each with its folder.")
+def list_models(as_json: bool) -> None:
     """List what can be fetched."""
+    folders = {name: place.cache() / name for name in CATALOGUE}
+    if as_json:
+        lines = [
+            {"name": one.name, "title": one.title, "licence": one.licence, "fetched": is_there(folders[one.name]),
+             "folder": str(folders[one.name])}
+            for one in CATALOGUE.values()
+        ]  # fmt: skip
+        click.echo(json_text(lines))
+        return
     for found in CATALOGUE.values():
-        state = "fetched" if is_there(place.cache() / found.name) else "not fetched"
+        state = "fetched" if is_there(folders[found.name]) else "not fetched"
         click.echo(f"{found.name}\t{found.title}\t{found.licence}\t{state}")

@@ -14,7 +14,7 @@ from rich.text import Text
 from exahpc.cli.common import deployment_argument, json_text, notes, opened
 from exahpc.cli.fleet_view import latency, table
 from exahpc.deployment.versions import BASE, named
-from exahpc.errors import ExahpcError
+from exahpc.errors import ExahpcError, Interrupted
 from exahpc.launch import rollout as launched
 from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
@@ -131,7 +131,7 @@ def _follow(folder: Folder, wanted: str) -> None:
                 notes.print(line, markup=False, soft_wrap=True)
             told = line
     except KeyboardInterrupt:
-        raise ExahpcError(
+        raise Interrupted(
             f"stopped looking; the rollout goes on (exahpc rollout status {folder.path.name})"
         ) from None
     if found.current != wanted:

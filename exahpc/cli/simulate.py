@@ -55,6 +55,7 @@ def _listed(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="curve.json of `exahpc curve`: replicas are as fast as that  [default: the scenario's]",
 )
+@click.option("--json", "as_json", is_flag=True, help="All figures as JSON, as in simulation.json.")
 @click.option(
     "-o",
     "--output",
@@ -69,6 +70,7 @@ def simulate(
     rate: float | None,
     nodes: int | None,
     latency: Path | None,
+    as_json: bool,
     output: Path | None,
 ) -> None:
     """What would happen: the deployment FILE under load and faults, with emulated replicas.
@@ -88,20 +90,22 @@ def simulate(
         f"{scenario.name}, seed {scenario.seed}"
     )
     found = run(deployment, scenario)
-    console = Console(highlight=False)
-    console.print(_totals(found))
-    console.print(_by_time(found))
+    if not as_json:
+        console = Console(highlight=False)
+        console.print(_totals(found))
+        console.print(_by_time(found))
     _tell_events(found)
     path = target / "simulation.json"
     path.write_bytes(encoded(found))
-    click.echo(path)
+    made = [path]
     try:
         pictures = [target / "simulation.png", target / "simulation.svg"]
         plot(found, pictures)
     except ExahpcError as error:
         notes.print(str(error), markup=False)
     else:
-        click.echo("\n".join(map(str, pictures)))
+        made += pictures
+    click.echo(path.read_text() if as_json else "\n".join(map(str, made)), nl=not as_json)
 
 
 def _scenario(wanted: str) -> Scenario:

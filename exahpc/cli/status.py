@@ -7,12 +7,13 @@ import sys
 import time
 
 import click
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from exahpc.cli import fleet_view
+from exahpc.cli import exits, fleet_view
 from exahpc.cli.common import deployment_argument, json_text, notes, opened, slurm_client
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import DeploymentError, LinkError
@@ -26,7 +27,7 @@ _WIDE = 160
 
 @click.command()
 @deployment_argument(required=False)
-@click.option("--json", "as_json", is_flag=True, help="Everything the broker knows, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything the broker knows, or the list, as JSON.")
 @click.option("--all", "every", is_flag=True, help="A row for each replica, also of a large deployment.")
 @click.option("--watch", is_flag=True, help="Look again every two seconds until Ctrl-C.")
 def status(name: str | None, as_json: bool, every: bool, watch: bool) -> None:
@@ -34,18 +35,20 @@ def status(name: str | None, as_json: bool, every: bool, watch: bool) -> None:
 
     Of a large deployment only the pools are shown, and what is not well.
 
-    Exit code 0 when every wanted replica is ready, 3 when some are not, 1 when no broker answers.
+    Exit code 0 when every wanted replica is ready, 3 when some are not, 1 when no broker answers. The list always
+    ends with 0.
     """
     if name is None:
-        _list()
+        _list(as_json=as_json)
         return
     folder, deployment = opened(name)
     if watch:
         first = _view(folder, ready.look(folder), every=every)
-        with Live(first, console=Console(), auto_refresh=False) as shown:
+        with contextlib.suppress(KeyboardInterrupt), Live(first, console=Console(), auto_refresh=False) as shown:
             while True:
                 time.sleep(2)
                 shown.update(_view(folder, ready.look(folder), every=every), refresh=True)
+        return
     reply = ready.look(folder)
     if reply is None:
         raise LinkError(_silent(folder, deployment))
@@ -57,19 +60,41 @@ def status(name: str | None, as_json: bool, every: bool, watch: bool) -> None:
             console.width = max(console.width, _WIDE)
         console.print(_view(folder, reply, every=every))
     if reply.ready < reply.wanted:
-        sys.exit(3)
+        sys.exit(exits.NOT_WHOLE)
 
 
-def _list() -> None:
+class Listed(msgspec.Struct, frozen=True):
+    """One line of `exahpc status --json`. state: "3/4 ready", "down" or "no answer"; ready, wanted: replicas, None
+    while no broker answers."""
+
+    name: str
+    state: str
+    ready: int | None
+    wanted: int | None
+    model: str
+    folder: str
+
+
+def _list(*, as_json: bool) -> None:
     names = place.names()
+    found = [_listed(name) for name in names]
+    if as_json:
+        click.echo(json_text(found))
+        return
     if not names:
         text = f"no deployments in {place.home()}; start one with: exahpc up FILE"
         notes.print(text, markup=False, soft_wrap=True)
-    for name in names:
-        folder, deployment = opened(name)
-        reply = ready.look(folder, 2.0)
-        state = f"{reply.ready}/{reply.wanted} ready" if reply else _unanswered(folder, deployment)
-        click.echo(f"{name}\t{state}\t{deployment.served_name}\t{folder.path}")
+    for one in found:
+        click.echo(f"{one.name}\t{one.state}\t{one.model}\t{one.folder}")
+
+
+def _listed(name: str) -> Listed:
+    folder, deployment = opened(name)
+    model, path = deployment.served_name, str(folder.path)
+    reply = ready.look(folder, 2.0)
+    if reply is None:
+        return Listed(name, _unanswered(folder, deployment), None, None, model, path)
+    return Listed(name, f"{reply.ready}/{reply.wanted} ready", reply.ready, reply.wanted, model, path)
 
 
 def _unanswered(folder: Folder, deployment: Deployment) -> str:

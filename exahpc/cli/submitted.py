@@ -170,15 +170,25 @@ def _line(found: Found) -> Submitted:
     )  # fmt: skip
 
 
-def cancelled(what: Path, name: str | None) -> str | None:
-    """Cancel a submitted batch; returns what to tell. None: it was not submitted, or has ended: what runs now is
+class Cancelled(msgspec.Struct, frozen=True):
+    """What `batch cancel --json` tells. state: cancelling or cancelled; rows: all of them."""
+
+    batch: str
+    state: str
+    rows: int
+    ok: int
+    failed: int
+
+
+def cancelled(what: Path, name: str | None) -> Cancelled | None:
+    """Cancel a submitted batch; returns how it stands. None: it was not submitted, or has ended: what runs now is
     another command's."""
     found = submitted.look_up(what, name)
     if found is None or (found.state.ended and what.name != found.submission.id):
         return None
     found = found.cancel()
-    done = f"{found.state.ok + found.state.failed} of {found.state.total} rows are done"
-    return f"{found.submission.id} {found.word}, {done}"
+    state = found.state
+    return Cancelled(found.submission.id, found.word, state.total, state.ok, state.failed)
 
 
 def waiting(what: Path, name: str | None) -> Found | None:

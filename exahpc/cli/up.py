@@ -11,11 +11,11 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from exahpc.cli.common import notes, slurm_client
+from exahpc.cli.common import first_key, json_text, notes, slurm_client
 from exahpc.deployment.grid import Ledger
 from exahpc.deployment.spec import Deployment, Pool
 from exahpc.deployment.units import memory
-from exahpc.errors import DeploymentError, ExahpcError, SlurmError
+from exahpc.errors import DeploymentError, Interrupted, SlurmError
 from exahpc.launch import place, prepare, ready, room, start
 from exahpc.slurm.api import SlurmClient
 from exahpc.wire.folder import Folder
@@ -30,7 +30,12 @@ from exahpc.wire.folder import Folder
 )
 @click.option("--timeout", type=click.FloatRange(1), help="Longest wait in seconds; the start itself goes on.")
 @click.option("--strict", is_flag=True, help="Refuse pools that do not fit their accelerators; else: warn.")
-def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float | None, strict: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Name, folder, URL, certificate and API key as JSON; or the dry run."
+)
+def up(
+    file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float | None, strict: bool, as_json: bool
+) -> None:
     """Start the deployment that FILE describes.
 
     Checks the file, the model and the programs first. Then submits the head and one job array a pool to Slurm, or
@@ -40,7 +45,7 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
     deployment = prepare.read(file, name)
     path = place.home() / deployment.name
     if dry_run:
-        _explain(deployment, path)
+        _explain(deployment, path, as_json=as_json)
     prepare.check_stage(deployment)
     ledgers = prepare.check_model(deployment)
     room.check_arrays(deployment)
@@ -65,10 +70,14 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         _wait(folder, deployment, start.ended(folder, deployment, client, time.monotonic), timeout)
         endpoint = folder.endpoint()
         notes.print(f"[bold green]READY[/] {deployment.first_replicas} replicas of {deployment.served_name}")
-        if endpoint is not None:
+        if endpoint is not None and not as_json:
             click.echo(endpoint.url)
     shown = shlex.quote(deployment.name)
-    if key is not None:
+    if as_json:
+        found = folder.endpoint() if wait else None
+        told = {"name": deployment.name, "folder": str(path), "url": found and found.url, "ca": found and found.ca}
+        click.echo(json_text({**told, "key": first_key(folder)}))
+    elif key is not None:
         notes.print(f"API key (shown once; later: exahpc key {shown}):", soft_wrap=True)
         click.echo(key)
     notes.print("Next:")
@@ -76,9 +85,14 @@ def up(file: Path, name: str | None, dry_run: bool, wait: bool, timeout: float |
         notes.print(f"  exahpc {words}", markup=False, soft_wrap=True)  # a command that wraps cannot be copied
 
 
-def _explain(deployment: Deployment, path: Path) -> None:
+def _explain(deployment: Deployment, path: Path, *, as_json: bool) -> None:
     """The command lines are worth seeing even where the model is not."""
     commands, files = start.plan(deployment, path)
+    if as_json:
+        click.echo(
+            json_text({"commands": [list(argv) for argv in commands], "files": [str(file) for file in files]})
+        )
+        return
     for argv in commands:
         click.echo(shlex.join(argv))
     if deployment.launcher.kind == "slurm" and deployment.walltime.successors == "chain":
@@ -173,6 +187,6 @@ def _wait(folder: Folder, deployment: Deployment, ended: Callable[[], str | None
                     notes.print(f"  {look.text}", markup=False)
                 shown = look.text
     except KeyboardInterrupt:
-        raise ExahpcError(
+        raise Interrupted(
             f"stopped waiting; {deployment.name} goes on starting (exahpc status, exahpc down)"
         ) from None

@@ -189,3 +189,16 @@ def test_what_to_do_next_is_one_command_a_line(tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 0, done.output
     commands = [line.strip() for line in done.output.splitlines() if line.startswith("  exahpc ")]
     assert commands == [f'exahpc chat {name} "Hello"', *(f"exahpc {w} {name}" for w in ("url", "status", "down"))]
+
+
+def test_up_tells_scripts_where_it_is_and_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    file = tmp_path / "d.toml"
+    file.write_text('name="d"\nmodel.path="."\n[[pool]]\nname="a"\n[launcher]\nkind="local"\nmpirun="true"')
+    monkeypatch.setattr("exahpc.launch.start.begin", lambda *_, **__: None)
+    told = [json.loads(run("up", file, "--no-wait", "--json").stdout) for _ in range(2)]
+    assert told[0]["key"] == run("key", "d").stdout.strip()
+    assert (told[0]["name"], told[0]["url"]) == ("d", None), "no entry has published one yet"
+    assert told[0] == told[1], "also when the key is not new"

@@ -49,7 +49,7 @@ def one(concurrency: int, refused: int = 0) -> Level:
     return Level(concurrency, 20.0, 12345.6, 5, refused, times, Spread(), 1, 0, 100, 3 << 40)
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException, after: int) -> Result:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException, *more: str, after: int) -> Result:
     """`exahpc curve` on a deployment whose measurement ends so after some levels."""
 
     class Measured(Measure):
@@ -72,7 +72,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException, af
         "Measure": Measured,
     }.items():
         monkeypatch.setattr(f"exahpc.cli.curve.{name}", value)
-    return CliRunner().invoke(main, ["curve", "d", "-o", str(folder / "out")])
+    return CliRunner().invoke(main, ["curve", "d", "-o", str(folder / "out"), *more])
 
 
 @pytest.mark.parametrize(("ending", "code"), [(KeyboardInterrupt(), 130), (LinkError("it broke off"), 1)])
@@ -91,8 +91,14 @@ def test_an_interruption_keeps_the_levels_that_were_measured(
 def test_an_interruption_before_the_first_level_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tmp_path, monkeypatch, KeyboardInterrupt(), after=0).exit_code == 1
+    assert run(tmp_path, monkeypatch, KeyboardInterrupt(), after=0).exit_code == 130
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_with_json_the_figures_are_all_of_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(tmp_path, monkeypatch, LinkError("it broke off"), "--json", after=2)
+    assert done.exit_code == 1, done.output
+    assert json.loads(done.stdout) == json.loads((tmp_path / "out" / "curve.json").read_bytes())
 
 
 def test_the_table_fits_a_terminal_and_marks_the_knee() -> None:
