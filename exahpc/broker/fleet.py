@@ -15,7 +15,8 @@ fresh broker has heard only half of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from exahpc.broker.books import Books
 from exahpc.broker.drawing import Drawing
@@ -64,16 +65,18 @@ class Fleet(Books):
         now: float,
         carried: Iterable[tuple[AgentView, AgentRoute | None]] = (),
         retired: Iterable[str] = (),
+        heirs: Mapping[str, str] = MappingProxyType({}),
         *,
         moved: bool = True,
     ) -> None:
         """carried: what the predecessor last knew; agents that this deployment does not want are left out.
-        retired: jobs whose task lives in another one; moved: the predecessor was on another host."""
+        retired: jobs whose task lives in another one; heirs: task -> job of the successor that is under way;
+        moved: the predecessor was on another host."""
         self.epoch = epoch
         self._beat = deployment.recovery.beat_seconds
         self._drain_seconds = deployment.walltime.drain_seconds
         super().__init__(Roster(deployment, now))
-        self._retired = set(retired)
+        self._retired, self._heirs = set(retired), dict(heirs)
         self._carry_until = now + max(CARRY_SECONDS if moved else STAYED_SECONDS, MISSED_BEATS * self._beat)
         self._deaf_until = now
         self._last_tick = now
@@ -119,7 +122,8 @@ class Fleet(Books):
         if message.job and message.job in self._retired and message.job != current.job:
             return self._send_away(peer, f"job {message.job} of {key} was succeeded by {current.job}", now)
         before = next((m for m in self._roster.lives(key) if m.job == message.job), current)
-        if message.incarnation < before.incarnation:
+        heir = before is current and message.job != current.job and message.job == self._heirs.get(key)
+        if message.incarnation < before.incarnation and not heir:  # a current agent may start after its heir did
             why = f"incarnation {message.incarnation} of {key} was replaced by {before.incarnation}"
             if message.node == before.node and message.job == before.job:
                 return [Ignored(why)]  # its steps may have been adopted by the newer agent beside it
@@ -147,7 +151,7 @@ class Fleet(Books):
                 actions.append(Tell(other.peer, DrainAgent(self.epoch, 0.0, why)))
             actions += self._lapse(other, why)
         member = Member(current.key, current.pool, current.task, role="next", parked=current.parked)
-        self._roster.next[current.key] = member
+        self._roster.next[current.key], self._heirs[current.key] = member, message.job
         return actions + self._greet(member, peer, message, now, fresh=True)
 
     def _greet(

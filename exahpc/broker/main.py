@@ -118,7 +118,8 @@ class Broker:
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
         moved = before is None or before.host != socket.gethostname()
-        self._fleet = Fleet(self._deployment, epoch, now, memory.carried(), memory.replaced, moved=moved)
+        known = memory.carried(), memory.replaced, memory.successors()
+        self._fleet = Fleet(self._deployment, epoch, now, *known, moved=moved)
         self._policies = Policies(
             self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )

@@ -272,3 +272,7 @@ class Memory:
         """What `Fleet` begins with."""
         agents = [*self.agents.values(), *self.leaving.values()]
         return [(agent.view(), agent.route) for agent in agents]
+
+    def successors(self) -> dict[str, str]:
+        """Task -> job, of those that are known."""
+        return {key: heir.job for key, heir in self.heirs.items() if heir.job}

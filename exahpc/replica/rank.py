@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from exahpc.deployment.parse import load
 from exahpc.deployment.shape import ModelShape
 from exahpc.deployment.spec import Pool
 from exahpc.errors import DeploymentError
-from exahpc.replica import neighbours
+from exahpc.replica import neighbours, shm
 from exahpc.replica.devices import Device, choose
 from exahpc.replica.guard import fault
 from exahpc.replica.mouth import Mouth
@@ -193,12 +192,7 @@ def _forget_shared_files(world: MPI.Comm) -> None:
     """
     world.alltoall([0] * world.size)  # everybody has talked to everybody
     world.Barrier()
-    with open("/proc/self/maps") as maps:
-        mapped = {match[1] for line in maps if (match := re.search(r" (/dev/shm/\S+)$", line.rstrip()))}
-    for name in mapped:
-        path = Path(name)
-        if path.exists() and path.stat().st_uid == os.getuid():
-            path.unlink(missing_ok=True)
+    shm.unlink(shm.mapped(Path("/proc/self/maps").read_text()))
 
 
 def _step_id() -> str:

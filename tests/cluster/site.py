@@ -31,13 +31,17 @@ Answers = dict[str, list[int]]
 """custom_id -> token ids."""
 
 
+DISTINCT = 2000
+"""From there on rows repeat: the answers to so many are those to any number."""
+
+
 def tokens_of(row: int) -> int:
     """Short and long ones."""
-    return 8 + row * 37 % 190
+    return 8 + row % DISTINCT * 37 % 190
 
 
 def prompt_of(row: int) -> str:
-    return f"row {row} of many"
+    return f"row {row % DISTINCT} of many"
 
 
 class Site:
