@@ -50,7 +50,8 @@ def span(seconds: float) -> str:
 def figures(status: BatchStatus, pace: Pace) -> str:
     """Speed (tokens: generated ones), time left and failures, as far as they are known."""
     left = pace.left(status.total - status.ok - status.failed)
-    parts = [f"{pace.rows:.1f} rows/s", f"{pace.tokens:.0f} tokens/s"] if pace.rows else []
+    parts = [f"{pace.rows:.1f} rows/s"] if pace.rows else []
+    parts += [f"{pace.tokens:.0f} tokens/s"] if pace.tokens else []
     if left is not None and left >= 1:
         parts.append(f"{span(left)} left")
     if status.failed:
