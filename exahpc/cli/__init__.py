@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from exahpc import __version__
+from exahpc import __version__, output
 from exahpc.cli import exits
 from exahpc.cli.examples import shown
 from exahpc.cli.signals import Terminated
@@ -78,3 +78,4 @@ def main() -> None:
     Deployments live in $EXAHPC_HOME (default ~/.exahpc), one folder each. NAME is a deployment's name, or the path
     of its folder.
     """
+    output.whole()

@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import uvloop
 
+from exahpc import output
 from exahpc.lab.bench.events import Event, Lines, told
 from exahpc.lab.bench.seen import SLICES, Answer, Job, Outcome, Seen
 from exahpc.lab.bench.source import Source
@@ -216,6 +217,7 @@ def _wanting() -> float | None:
 
 
 def main() -> None:
+    output.whole()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the command, which ends this
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     source = Source(job.wish, job.number, job.of)
