@@ -91,7 +91,8 @@ def show(name: str, comparison: dict[str, dict[str, Any]]) -> None:
     """Print the medians."""
     for case, row in comparison.items():
         numbers = "  ".join(f"{key} {value:,.4g}" for key, value in row.items() if isinstance(value, float))
-        print(f"{name} {case} [{row['number']}]: {numbers}")
+        unit = f" [{row['number']}]" if "number" in row else ""  # its keys say what they are
+        print(f"{name} {case}{unit}: {numbers}")
 
 
 def write(
