@@ -62,12 +62,19 @@ def library() -> Any:
     for name, kinds in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = [_KINDS[kind] for kind in kinds], None
+    loaded.rounds.argtypes, loaded.rounds.restype = [], _I
     return loaded
 
 
 def available() -> bool:
     """Whether there are kernels for this processor. Compiles them at the first call: some seconds."""
     return library() is not None
+
+
+def rounds() -> bool:
+    """Whether this processor multiplies bfloat16 numbers (AVX512-BF16): inputs of bfloat16 matrices are rounded to
+    bfloat16 then. Sums are float32 in any case."""
+    return bool(library().rounds())
 
 
 class Weight(NamedTuple):

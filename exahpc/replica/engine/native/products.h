@@ -59,9 +59,9 @@ template <class W, int R> struct Rows {
     }
     template <int H> F get(int r, long i) const { return W::template get<H>(at[r] + i); }
     template <int H> F last(int r) const { return W::template get<H>(tail[r]); }
-    void prefetch(long i) const {
+    void prefetch(long i) const {  // into L2, of which more lines can be under way than of L1
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i);
+        for (int r = 0; r < R; r++) __builtin_prefetch(at[r] + i, 0, 2);
     }
 };
 
@@ -200,6 +200,70 @@ template <class W> static void strip(const Matrix& a, long at, long n, const flo
     }
 }
 
+#if defined(__AVX512BF16__)
+// ---- bfloat16 weights on processors that multiply them: the input is rounded to bfloat16, sums are float32 -------
+#define DOTS
+constexpr int DOT_WIDE = 3;  // 8 x 3 sums, three inputs and a row of weights in 28 of 32 registers
+
+static inline __m512bh pairs(const uint16_t* p) { return (__m512bh)load<__m512i>(p); }
+
+// What is fetched `ahead` of use, rows [from, to) of it. far: into L2 only, see `Rows::prefetch`.
+struct Ahead {
+    long by;
+    int from, to;
+    bool far;
+};
+
+// out[c][r] (+)= w[r] . x[c]. One accumulator for each pair, as everywhere.
+template <int R, int C>
+static void dots(const Rows<BFloat16, R>& w, const uint16_t* x, long ldx, Ahead ahead, float* out, bool add) {
+    F acc[C][R] = {};
+    auto step = [&](long i, auto row) __attribute__((always_inline)) {
+        __m512bh in[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) in[c] = pairs(x + c * ldx + i);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            __m512bh v = pairs(row(r));
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) acc[c][r] = (F)_mm512_dpbf16_ps((__m512)acc[c][r], v, in[c]);
+        }
+    };
+    for (long i = 0; i < w.whole; i += 2 * L) {
+        for (int r = ahead.from; r < ahead.to; r++) {
+            if (ahead.far) __builtin_prefetch(w.at[r] + i + ahead.by, 0, 2);
+            else __builtin_prefetch(w.at[r] + i + ahead.by);
+        }
+        step(i, [&](int r) { return w.at[r] + i; });
+    }
+    if (w.rest) step(w.whole, [&](int r) { return w.tail[r]; });
+    finish<R, C>(acc, out, add);
+}
+
+// As `strip`, of prepared input rows x[m][padded columns] in bfloat16. All rows of the strip at once: the input, which
+// comes from L2, is read once for them.
+static void dot_strip(const Matrix& a, long at, long n, const uint16_t* x, long ldx, long m, float* out) {
+    for (long k = 0; k < a.columns; k += DEPTH) {
+        long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH;
+        Rows<BFloat16, STRIP> rows((const uint16_t*)a.data + at * a.stride + k, a.stride, n, columns);
+        long tiles = (m + DOT_WIDE - 1) / DOT_WIDE;
+        int each = (STRIP + tiles - 1) / tiles;  // the next strip comes bit by bit, behind the arithmetic
+        Ahead ahead = {STRIP * a.stride, 0, 0, m < 24};
+        for (long c = 0; c < m;) {
+            auto tile = [&](auto wide) {
+                ahead.from = ahead.to;
+                ahead.to = ahead.to + each < STRIP ? ahead.to + each : STRIP;
+                dots<STRIP, wide()>(rows, x + k + c * ldx, ldx, ahead, out + c * STRIP, k > 0);
+                c += wide();
+            };
+            if (m - c >= DOT_WIDE) tile(std::integral_constant<int, DOT_WIDE>());
+            else if (m - c == 2) tile(std::integral_constant<int, 2>());
+            else tile(std::integral_constant<int, 1>());
+        }
+    }
+}
+#endif
+
 // ---- a product with all that belongs to it ----------------------------------------------------------------------
 
 // Floats of a prepared input row: whole steps, and some more so that rows do not meet in the same sets of the cache.
@@ -243,8 +307,9 @@ static inline void deal(F& a, F& b) {
     a = even;
 }
 
-// One input row, normalized if asked, padded with zeros to whole steps, in the order in which the format is read.
-static void prepare(const float* x, long n, const Norm& norm, bool split, float* to) {
+// One input row, normalized if asked, padded with zeros to whole steps, in the order and the format in which it meets
+// weights of `format`.
+static void prepare(const float* x, long n, const Norm& norm, int64_t format, float* to) {
     float factor = norm.weight ? root_mean_square(x, n, norm.epsilon) : 1.f;
     for (long i = 0; i < n; i += 2 * L) {
         float part[2 * L] = {}, by[2 * L] = {};
@@ -258,7 +323,14 @@ static void prepare(const float* x, long n, const Norm& norm, bool split, float*
             a = a * factor * load<F>(weight);
             b = b * factor * load<F>(weight + L);
         }
-        if (split) deal(a, b);
+#if defined(DOTS)
+        if (format == BFLOAT16) {
+            store((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+            continue;
+        }
+#else
+        if (format == BFLOAT16) deal(a, b);
+#endif
         store(to + i, a);
         store(to + i + L, b);
     }
@@ -267,7 +339,11 @@ static void prepare(const float* x, long n, const Norm& norm, bool split, float*
 static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx, long m, float* out) {
     switch (a.format) {
         case FLOAT32: strip<Float32>(a, at, n, x, ldx, m, out); break;
+#if defined(DOTS)
+        case BFLOAT16: dot_strip(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
+#else
         case BFLOAT16: strip<BFloat16>(a, at, n, x, ldx, m, out); break;
+#endif
         case FLOAT16: strip<Float16>(a, at, n, x, ldx, m, out); break;
         case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
     }
@@ -284,12 +360,12 @@ static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx
 extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const Norm* norm, const float* x, int64_t m,
                        int64_t ldx, const float* residual, int64_t ldr, float* y, int64_t ldy, int64_t threads) {
     long columns = a[0].columns, wide = padded(columns), strips = 0;
-    bool split = a[0].format == BFLOAT16, gated = activation != NONE && count == 2;
+    bool gated = activation != NONE && count == 2;
     for (long i = 0; i < (gated ? 1 : count); i++) strips += (a[i].rows + STRIP - 1) / STRIP;
     for (long first = 0; first < m; first += ROWS) {
         long rows = m - first < ROWS ? m - first : ROWS;
         float* ready = scratch(ROWS * wide);
-        for (long r = 0; r < rows; r++) prepare(x + (first + r) * ldx, columns, *norm, split, ready + r * wide);
+        for (long r = 0; r < rows; r++) prepare(x + (first + r) * ldx, columns, *norm, a[0].format, ready + r * wide);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
         for (long s = 0; s < strips; s++) {
             alignas(64) float out[ROWS * STRIP + L], other[ROWS * STRIP + L];
@@ -313,4 +389,13 @@ extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const
             }
         }
     }
+}
+
+// Whether inputs are rounded to bfloat16 before they meet bfloat16 weights.
+extern "C" int64_t rounds() {
+#if defined(DOTS)
+    return 1;
+#else
+    return 0;
+#endif
 }
