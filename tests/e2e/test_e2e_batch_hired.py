@@ -18,7 +18,8 @@ from tests.live import EXAHPC, Live, processes_of, until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(400)]
 
-ROWS = 120
+ROWS = 400
+"""Enough that some are left whenever their agent is stopped."""
 
 
 @pytest.fixture
@@ -52,10 +53,10 @@ def test_the_same_command_finds_its_deployment_again_and_ends_it_in_any_case(hom
 
     first = begin()
     until("the first rows are done", lambda: done(3), 120)
-    first.kill()
-    first.communicate()
     (agent,) = pids(live, "-m exahpc.agent")
     os.kill(agent, signal.SIGSTOP)  # so that there are rows left, however long a client takes to start
+    first.kill()
+    first.communicate()
 
     second = begin()
     try:
