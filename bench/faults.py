@@ -5,7 +5,7 @@
 Brings up a development cluster of six nodes (root), a deployment of four replicas of a tiny model on it, and
 strikes one fault after another while official clients stream and a batch file runs. *noticed*: until the fleet
 table that entries route by has dropped what was hit; *whole*: until every replica is ready again (the development
-cluster requeues in seconds; a site takes two minutes). Writes bench/results/faults.json; eight minutes a round.
+cluster requeues in seconds; a site takes two minutes). Writes bench/results/faults.json; four minutes a round.
 """
 
 from __future__ import annotations

@@ -103,11 +103,12 @@ static inline F4 sums(F a, F b, F c, F d) {  // of four vectors
     auto cd = _mm512_unpacklo_ps((__m512)c, (__m512)d) + _mm512_unpackhi_ps((__m512)c, (__m512)d);
     auto low = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), high = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
     return fold((F)low + (F)high);
-#endif
+#else
     F4 p = fold(a), q = fold(b), r = fold(c), s = fold(d);
     F4 x = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
     F4 y = __builtin_shufflevector(r, s, 0, 4, 1, 5) + __builtin_shufflevector(r, s, 2, 6, 3, 7);
     return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+#endif
 }
 static inline float sum(F v) { return sums(v, v, v, v)[0]; }
 
