@@ -1,4 +1,4 @@
-"""The broker's batches: performs what `leases` decides. Files are touched only by worker threads.
+"""The broker's batches: performs what `leases` decides. Files are touched only by worker threads, but for `close`.
 
 Call from one thread (the loop). Nothing here waits for a disk: opening, salvage and commits run in threads, and
 their results are taken in by the next call. That a commit is durable a moment after it was decided is safe: the
@@ -64,7 +64,6 @@ class _Batch:
     unsought: set[str] = field(default_factory=set)
     seeking: tuple[set[str], Future[dict[str, list[Found]]]] | None = None
     tally: Tally | None = None
-    noting: Future[None] | None = None
 
 
 class Batches:
@@ -178,8 +177,8 @@ class Batches:
                 self._seek(batch, entry, entry.loaded.committed)
             if entry.loaded is not None and entry.tally is not None:
                 entry.tally.account(self.account)
-                if entry.noting is None and entry.tally.due(now):
-                    self._note_usage(entry)
+                if entry.tally.due(now):
+                    self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, entry.tally.used)
         revokes, self._revokes = self._revokes, []
         return revokes
 
@@ -250,17 +249,7 @@ class Batches:
                 self._perform(self._leases.salvaged(agent, batch, found.get(agent, []), now), now)
         open_book = self._leases.book(batch)
         if open_book is not None and open_book.done and not entry.events and entry.flushing is None:
-            if entry.noting is None:  # who hears "finished" finds all node-hours in the folder
-                entry.noting = self._note_usage(entry)
-            elif entry.noting.done():
-                self._end(batch, entry, "finished")
-
-    def _note_usage(self, entry: _Batch) -> Future[None]:
-        """A note that cannot be written is no reason to end a batch: nobody asks for its result."""
-        assert entry.loaded is not None
-        assert entry.tally is not None
-        used = entry.tally.account(self.account)
-        return self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, used)
+            self._end(batch, entry, "finished")
 
     def _open(self, batch: str, folder: str) -> _Batch:
         parts = Parts(Path(folder))
@@ -273,6 +262,8 @@ class Batches:
         return entry
 
     def _end(self, batch: str, entry: _Batch, state: str, note: str = "") -> None:
+        if entry.tally is not None:
+            entry.tally.account(self.account)
         entry.status = msgspec.structs.replace(self._status(batch, entry), state=state, note=note, leased=0)
         if self._leases.book(batch) is not None:
             self._perform(self._leases.close(batch, 0.0), 0.0)
@@ -280,10 +271,10 @@ class Batches:
             entry.loading.add_done_callback(close_late)
         if entry.loaded is not None:
             writer, events = entry.loaded.writer, entry.events
-            if state != "finished":
-                self._note_usage(entry)
+            if entry.tally is not None:
+                self._pool.submit(usage.note, entry.parts, writer.number, entry.tally.used)
             self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
-        entry.loading = entry.loaded = entry.flushing = entry.noting = None
+        entry.loading = entry.loaded = entry.flushing = None
         entry.events, entry.unsought, entry.seeking = [], set(), None
         self._remember()
         ended = [b for b, e in self._batches.items() if e.status.state not in ("opening", "running")]
