@@ -3,7 +3,7 @@
     python bench/curve.py [--model FOLDER] [--concurrency 1,2,4,8,16,32,64] [--seconds 20] [--smoke]
 
 Starts one replica of one rank with the local launcher, runs the command against its endpoint, and ends it. Writes
-bench/results/curve.json and curve.svg; about four minutes.
+bench/results/curve.json and docs/reference/curve.svg; about four minutes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main(model: Path, concurrency: str, seconds: float, smoke: bool) -> None:
                 "a real engine; clients, entry, broker and agent share the machine's cores with it",
             ),
         )
-        shutil.copy(into / "curve.svg", common.RESULTS / "curve.svg")
+        shutil.copy(into / "curve.svg", common.ROOT / "docs" / "reference" / "curve.svg")
 
 
 if __name__ == "__main__":

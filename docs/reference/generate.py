@@ -196,8 +196,8 @@ def benchmarks_page() -> str:
         what = result["what"][0].upper() + result["what"][1:]
         lines += ["", f"## {result['name']}", "", f"{what}.", ""]
         lines += comparison_table(result["comparison"])
-        if path.with_suffix(".svg").exists():
-            lines += ["", f"![{result['name']}](../../bench/results/{path.stem}.svg)"]
+        if Path(__file__).with_name(f"{path.stem}.svg").exists():  # the site shows files below docs/ only
+            lines += ["", f"![{result['name']}]({path.stem}.svg)"]
         lines += ["", *(f"- {note}" for note in result["notes"])]
         lines.append(
             f"- {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; {result['date'][:10]}"
