@@ -24,7 +24,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.h", "products.h", "vectors.h")
+    Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.h", "attention_floats.h", "attention_pairs.h", "cache.h", "products.h", "vectors.h")
 )
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 _SECONDS = 300
