@@ -198,8 +198,9 @@ class _Pages:
         if window:
             seen &= ~torch.ones(length, length, dtype=torch.bool).tril(-window)
         out, size = (
-            F.scaled_dot_product_attention(q, k, x, attn_mask=seen, scale=0.2, enable_gqa=True)
-            .transpose(0, 1)[length - self.new[row] :]
+            F.scaled_dot_product_attention(q, k, x, attn_mask=seen, scale=0.2, enable_gqa=True).transpose(0, 1)[
+                length - self.new[row] :
+            ]
             for x in (v, v.abs())
         )
         return out, size * (2**-8 if self.rounds else 0)

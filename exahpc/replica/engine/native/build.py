@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.h", "attention_floats.h", "attention_pairs.h", "cache.h", "products.h", "vectors.h")
-)
+_SOURCES = "kernels.cpp attention.h attention_floats.h attention_pairs.h cache.h products.h vectors.h"
+SOURCES = tuple(Path(__file__).with_name(name) for name in _SOURCES.split())
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC", "-w")
 _SECONDS = 300
 _KEPT = 30 * 86400.0
