@@ -42,7 +42,7 @@ def _matrix(rows: int, columns: int, dtype: torch.dtype) -> tuple[Weight, torch.
 
 def _seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The input of a matrix of this format as it is multiplied."""
-    return (x.bfloat16() if dtype == torch.bfloat16 and api.rounds() else x).double()
+    return (x.bfloat16() if api.rounds(dtype) else x).double()
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor, terms: int) -> None:
@@ -187,7 +187,7 @@ class _Pages:
 
     @property
     def rounds(self) -> bool:
-        return self.k_cache.dtype == torch.bfloat16 and api.rounds()
+        return self.k_cache.dtype == torch.bfloat16 and api.rounds(torch.bfloat16)
 
     def wanted(self, row: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention in float64, and how far from it weights in bfloat16 may lead."""

@@ -62,7 +62,7 @@ def library() -> Any:
     for name, kinds in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = [_KINDS[kind] for kind in kinds], None
-    loaded.rounds.argtypes, loaded.rounds.restype = [], _I
+    loaded.rounds.argtypes, loaded.rounds.restype = [_I], _I
     return loaded
 
 
@@ -71,10 +71,10 @@ def available() -> bool:
     return library() is not None
 
 
-def rounds() -> bool:
-    """Whether this processor multiplies bfloat16 numbers (AVX512-BF16): inputs of bfloat16 matrices are rounded to
-    bfloat16 then. Sums are float32 in any case."""
-    return bool(library().rounds())
+def rounds(dtype: torch.dtype) -> bool:
+    """Whether inputs of matrices in `dtype` are rounded to bfloat16: where the processor multiplies such numbers
+    (AVX512-BF16), of bfloat16 and INT8 matrices. Sums are float32 in any case."""
+    return bool(library().rounds(FORMATS[dtype]))
 
 
 class Weight(NamedTuple):

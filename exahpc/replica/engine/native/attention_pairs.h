@@ -80,7 +80,7 @@ static inline void soften(Softmax& of, float scale, const float* p, uint16_t* w)
     of.sum += sum(total);
 #pragma GCC unroll 4
     for (int b = 0; b < SPAN; b += 2)
-        store(w + b * BLOCK, (__m512i)_mm512_cvtne2ps_pbh((__m512)score[b + 1], (__m512)score[b]));
+        store(w + b * BLOCK, (__m512i)rounded(score[b], score[b + 1]));
 }
 
 // values[Q][dim] = values x factor + w[Q][KEYS] . values of a span, N vectors of elements from `at` on, pairs

@@ -23,6 +23,15 @@ struct Norm {  // root mean square: x * weight / sqrt(mean(x^2) + epsilon); no n
     float epsilon;
 };
 
+// Whether inputs are rounded to bfloat16 before they meet weights of this format.
+extern "C" int64_t rounds(int64_t format) {
+#if defined(DOTS)
+    return format == BFLOAT16 || format == INT8;
+#else
+    return 0;
+#endif
+}
+
 static inline F activate(F x, int64_t kind) {
     switch (kind) {
         case SILU: return x / (1.f + exponential(-x));
@@ -200,12 +209,9 @@ template <class W> static void strip(const Matrix& a, long at, long n, const flo
     }
 }
 
-#if defined(__AVX512BF16__)
-// ---- bfloat16 weights on processors that multiply them: the input is rounded to bfloat16, sums are float32 -------
-#define DOTS
+#if defined(DOTS)
+// ---- bfloat16 and INT8 weights where pairs are multiplied: the input is rounded to bfloat16, sums are float32 ----
 constexpr int DOT_WIDE = 3;  // 8 x 3 sums, three inputs and a row of weights in 28 of 32 registers
-
-static inline __m512bh pairs(const uint16_t* p) { return (__m512bh)load<__m512i>(p); }
 
 // What is fetched `ahead` of use, rows [from, to) of it. far: into L2 only, see `Rows::prefetch`.
 struct Ahead {
@@ -215,8 +221,8 @@ struct Ahead {
 };
 
 // out[c][r] (+)= w[r] . x[c]. One accumulator for each pair, as everywhere.
-template <int R, int C>
-static void dots(const Rows<BFloat16, R>& w, const uint16_t* x, long ldx, Ahead ahead, float* out, bool add) {
+template <class W, int R, int C>
+static void dots(const Rows<W, R>& w, const uint16_t* x, long ldx, Ahead ahead, float* out, bool add) {
     F acc[C][R] = {};
     auto step = [&](long i, auto row) __attribute__((always_inline)) {
         __m512bh in[C];
@@ -224,7 +230,7 @@ static void dots(const Rows<BFloat16, R>& w, const uint16_t* x, long ldx, Ahead 
         for (int c = 0; c < C; c++) in[c] = pairs(x + c * ldx + i);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512bh v = pairs(row(r));
+            __m512bh v = W::both(row(r));
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) acc[c][r] = (F)_mm512_dpbf16_ps((__m512)acc[c][r], v, in[c]);
         }
@@ -241,25 +247,43 @@ static void dots(const Rows<BFloat16, R>& w, const uint16_t* x, long ldx, Ahead 
 }
 
 // As `strip`, of prepared input rows x[m][padded columns] in bfloat16. All rows of the strip at once: the input, which
-// comes from L2, is read once for them.
-static void dot_strip(const Matrix& a, long at, long n, const uint16_t* x, long ldx, long m, float* out) {
+// comes from L2, is read once for them. stride: of the weights where they lie; 0 of those that are in the cache already.
+template <class W>
+static void dot_strip(const Rows<W, STRIP>& rows, long stride, const uint16_t* x, long ldx, long m, float* out,
+                      bool add) {
+    long tiles = (m + DOT_WIDE - 1) / DOT_WIDE;
+    int last = stride ? STRIP : 0, each = (last + tiles - 1) / tiles;  // the next strip comes bit by bit
+    Ahead ahead = {STRIP * stride, 0, 0, m < 24};
+    for (long c = 0; c < m;) {
+        auto tile = [&](auto wide) {
+            ahead.from = ahead.to;
+            ahead.to = ahead.to + each < last ? ahead.to + each : last;
+            dots<W, STRIP, wide()>(rows, x + c * ldx, ldx, ahead, out + c * STRIP, add);
+            c += wide();
+        };
+        if (m - c >= DOT_WIDE) tile(std::integral_constant<int, DOT_WIDE>());
+        else if (m - c == 2) tile(std::integral_constant<int, 2>());
+        else tile(std::integral_constant<int, 1>());
+    }
+}
+
+template <class W>
+static void dot_strips(const Matrix& a, long at, long n, const uint16_t* x, long ldx, long m, float* out) {
     for (long k = 0; k < a.columns; k += DEPTH) {
         long columns = a.columns - k < DEPTH ? a.columns - k : DEPTH;
-        Rows<BFloat16, STRIP> rows((const uint16_t*)a.data + at * a.stride + k, a.stride, n, columns);
-        long tiles = (m + DOT_WIDE - 1) / DOT_WIDE;
-        int each = (STRIP + tiles - 1) / tiles;  // the next strip comes bit by bit, behind the arithmetic
-        Ahead ahead = {STRIP * a.stride, 0, 0, m < 24};
-        for (long c = 0; c < m;) {
-            auto tile = [&](auto wide) {
-                ahead.from = ahead.to;
-                ahead.to = ahead.to + each < STRIP ? ahead.to + each : STRIP;
-                dots<STRIP, wide()>(rows, x + k + c * ldx, ldx, ahead, out + c * STRIP, k > 0);
-                c += wide();
-            };
-            if (m - c >= DOT_WIDE) tile(std::integral_constant<int, DOT_WIDE>());
-            else if (m - c == 2) tile(std::integral_constant<int, 2>());
-            else tile(std::integral_constant<int, 1>());
+        Rows<W, STRIP> rows((const typename W::T*)a.data + at * a.stride + k, a.stride, n, columns);
+        if (std::is_same<W, BFloat16>() || m <= DOT_WIDE) {
+            dot_strip(rows, a.stride, x + k, ldx, m, out, k > 0);
+            continue;
         }
+        alignas(64) uint16_t room[STRIP][DEPTH + 2 * L];  // made bfloat16 once for many input rows
+        for (long i = 0; i < columns; i += 2 * L) {
+            rows.prefetch(i + STRIP * a.stride);
+            for (int r = 0; r < STRIP; r++)
+                store(room[r] + i, (__m512i)W::both(i < rows.whole ? rows.at[r] + i : rows.tail[r]));
+        }
+        Rows<BFloat16, STRIP> made(room[0], DEPTH + 2 * L, STRIP, (columns + 2 * L - 1) / (2 * L) * (2 * L));
+        dot_strip(made, 0, x + k, ldx, m, out, k > 0);
     }
 }
 #endif
@@ -324,8 +348,8 @@ static void prepare(const float* x, long n, const Norm& norm, int64_t format, fl
             b = b * factor * load<F>(weight + L);
         }
 #if defined(DOTS)
-        if (format == BFLOAT16) {
-            store((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+        if (rounds(format)) {
+            store((uint16_t*)to + i, (__m512i)rounded(a, b));
             continue;
         }
 #else
@@ -340,12 +364,13 @@ static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx
     switch (a.format) {
         case FLOAT32: strip<Float32>(a, at, n, x, ldx, m, out); break;
 #if defined(DOTS)
-        case BFLOAT16: dot_strip(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
+        case BFLOAT16: dot_strips<BFloat16>(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
+        case INT8: dot_strips<Int8>(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
 #else
         case BFLOAT16: strip<BFloat16>(a, at, n, x, ldx, m, out); break;
+        case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
 #endif
         case FLOAT16: strip<Float16>(a, at, n, x, ldx, m, out); break;
-        case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
     }
     for (long r = 0; r < n; r++) {
         float scale = a.scale ? a.scale[at + r] : 1.f, bias = a.bias ? a.bias[at + r] : 0.f;
@@ -389,13 +414,4 @@ extern "C" void linear(const Matrix* a, int64_t count, int64_t activation, const
             }
         }
     }
-}
-
-// Whether inputs are rounded to bfloat16 before they meet bfloat16 weights.
-extern "C" int64_t rounds() {
-#if defined(DOTS)
-    return 1;
-#else
-    return 0;
-#endif
 }

@@ -41,6 +41,12 @@ static inline F fma(F a, F b, F c) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+#define DOTS  // bfloat16 numbers are multiplied in pairs, and summed in float32
+static inline __m512bh pairs(const uint16_t* p) { return (__m512bh)load<__m512i>(p); }
+static inline __m512bh rounded(F a, F b) { return _mm512_cvtne2ps_pbh((__m512)b, (__m512)a); }  // first a, then b
+#endif
+
 // ---- number formats: two vectors at a time. A format with SPLIT yields the even, then the odd elements. --------
 
 struct Float32 {
@@ -51,6 +57,9 @@ struct Float32 {
 struct BFloat16 {  // the upper half of a float32: two neighbours in one 32-bit lane cost one operation each
     typedef uint16_t T;
     static constexpr bool SPLIT = true;
+#if defined(DOTS)
+    static __m512bh both(const T* p) { return pairs(p); }
+#endif
     template <int H> static F get(const T* p) {
         I pair = load<I>(p);
         return (F)(H ? pair & (int32_t)0xffff0000 : pair << 16);
@@ -74,6 +83,9 @@ struct Int8 {
     typedef int8_t T;
     typedef int8_t Q __attribute__((vector_size(L)));
     static constexpr bool SPLIT = false;
+#if defined(DOTS)
+    static __m512bh both(const T* p) { return rounded(get<0>(p), get<1>(p)); }  // exact: 8 digits
+#endif
     template <int H> static F get(const T* p) {
 #if defined(__AVX512F__)
         return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)load<Q>(p + H * L)));
