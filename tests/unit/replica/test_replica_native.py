@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import platform
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,3 +332,14 @@ def test_another_processor_or_source_is_another_library(tmp_path: Path, monkeypa
 
 def test_all_of_the_source_counts() -> None:
     assert {p for p in build.SOURCES[0].parent.iterdir() if p.suffix in (".cpp", ".h")} == set(build.SOURCES)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86 processors")
+@pytest.mark.parametrize("without", ["avx512bf16", "avx512f", "avx512f -mno-avx2 -mno-fma"])
+def test_the_laws_hold_on_lesser_processors(tmp_path: Path, without: str) -> None:
+    environment = {**os.environ, "CXX": f"c++ -mno-{without}", "XDG_CACHE_HOME": str(tmp_path)}
+    files = [Path(__file__).with_name(f"test_replica_{name}.py") for name in ("native", "attention", "linear")]
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "not long", *map(str, files)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

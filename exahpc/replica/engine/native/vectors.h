@@ -8,7 +8,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <type_traits>
-#if defined(__FMA__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
