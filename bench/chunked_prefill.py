@@ -71,7 +71,7 @@ def main(model: Path, chunks: str, rounds: int, long: int, core: int, smoke: boo
     os.sched_setaffinity(0, {core})
     engine.start()
     rank = engine.Engine(model, sequences=DECODING + 1, context=max(long, 1000) + 100)
-    ours = far(ModelShape.of(json.loads((model / "config.json").read_text())), on_cpu=True)
+    ours = far(ModelShape.of(json.loads((model / "config.json").read_text())), rank.stage.slowness)
     sides = {QUIET: (CPU_CHUNK, ours, 0), OURS: (CPU_CHUNK, ours, long), WHOLE: (long, NEVER, long)}
     sides |= {f"chunk {n}": (int(n), NEVER, long) for n in chunks.split(",") if n}
     runs: list[dict[str, Any]] = []

@@ -35,8 +35,6 @@ CPU_CHUNK, DEVICE_CHUNK = 32, 1024
 CPU_FIXED, DEVICE_FIXED = 6, 256
 """Tokens that would take as long as reading the weights, which every plan does: on one core a step of SmolLM2-135M
 takes 26 ms and 4.6 ms for each sequence; an accelerator computes for so many tokens while it reads."""
-CPU_SLOWNESS = 3
-"""An operation of attention over a long prompt takes so much longer than one of a matrix product on processors."""
 QUEUE = 8
 """Sequences that may wait for each that may run: the agent sends no more than run, so this is only a bound."""
 
@@ -112,7 +110,7 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
             context=context,
             budget=max(DEVICE_BUDGET if device else CPU_BUDGET, least_budget(pool.max_sequences, grid.stages)),
             chunk=DEVICE_CHUNK if device else CPU_CHUNK,
-            far=far(ModelShape.of(config), on_cpu=device is None),
+            far=far(ModelShape.of(config), stage.slowness),
             fixed=DEVICE_FIXED if device else CPU_FIXED,
             lanes=grid.stages,
             vocabulary=stage.vocabulary_size,
@@ -126,12 +124,13 @@ def serve(folder: Path, pool_name: str, slot: int, incarnation: int, path: Path,
     weights.close()
 
 
-def far(shape: ModelShape, *, on_cpu: bool) -> int:
+def far(shape: ModelShape, slowness: int) -> int:
     """Cached tokens to which a token's attention takes as long as its products (`Limits.far`).
 
-    Operations of a layer: 2 for each parameter, 4 x heads x head size for each cached token.
+    Operations of a layer: 2 for each parameter, 4 x heads x head size for each cached token, of which each takes
+    `slowness` times as long.
     """
-    return max(1, shape.layer_work // shape.look_work // (CPU_SLOWNESS if on_cpu else 1))
+    return max(1, shape.layer_work // shape.look_work // slowness)
 
 
 def follow(worker: Worker) -> None:

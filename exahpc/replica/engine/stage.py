@@ -29,13 +29,15 @@ from exahpc.replica.engine.graphs import Graphs, recorded
 from exahpc.replica.engine.layers import Composed, Layers, layers_of
 from exahpc.replica.engine.linear import product, replace_linears, work_dtype
 from exahpc.replica.engine.native.api import Weight
-from exahpc.replica.engine.native.attention import cache_dtype, native_attention, usable
+from exahpc.replica.engine.native.attention import cache_dtype, in_pairs, native_attention, usable
 from exahpc.replica.engine.native.stack import Stack
 from exahpc.replica.engine.output import OutputLayer, matrix
 from exahpc.replica.plan import Plan, Row
 from exahpc.replica.tables import Tables
 
 log = logging.getLogger(__name__)
+SLOWNESS = 3
+"""An operation of attention over a long prompt takes so much longer than one of a matrix product on processors."""
 
 
 class Stage:
@@ -43,7 +45,8 @@ class Stage:
 
     vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states; dtype: number
     format of hidden states, see `linear.work_dtype`; between: called before the attention of each
-    layer; graphs: of decoding steps, None where the accelerator has none.
+    layer; graphs: of decoding steps, None where the accelerator has none; slowness: an operation of attention takes
+    so many times as long as one of a product.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Stage:
         self._attention = native_attention if own else gather_attention
         kv = cache_dtype(dtype) if own else self.dtype
         self.cache = PagedCache(last - first, blocks, heads[1] - heads[0], shape.head_size, kv, self.device)
+        self.slowness = SLOWNESS if on_cpu and not (own and in_pairs(kv)) else 1
         self.between: Callable[[], None] | None = None
         by_graph = family.fast and recorded(accelerator, ranks)
         self.graphs = Graphs(accelerator, self._layers, heads[1] - heads[0]) if by_graph else None

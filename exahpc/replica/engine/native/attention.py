@@ -22,6 +22,11 @@ def cache_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.bfloat16 else torch.float32
 
 
+def in_pairs(cache: torch.dtype) -> bool:
+    """Whether a cache in this format is multiplied in pairs of bfloat16 numbers, as fast as matrices are."""
+    return cache == torch.bfloat16 and api.rounds(cache)
+
+
 def native_attention(
     step: Step,
     cache: PagedCache,
