@@ -35,7 +35,7 @@ class Succession:
         self._tasks = {f"{p.name}/{task}": Lineage(p.name) for p in deployment.pool for task in range(p.tasks)}
         self._learned = Learned((sample.pool, sample.what, sample.seconds) for sample in memory.samples)
         self._leads = {pool.name: Leads(deployment, pool, self._learned, now) for pool in deployment.pool}
-        self._chain: Mapping[str, Sequence[str]] = {}
+        self._chain: dict[str, list[str]] = {}  # what is left of it
         self._unasked: set[str] = set()  # tasks whose end is not known, until Slurm was asked
         self._spent: dict[str, tuple[str, float]] = {}  # job -> (task, since when it should be over)
         for key, agent in memory.agents.items():
@@ -81,7 +81,7 @@ class Succession:
         task = self._tasks[view.key]
         self._spent[view.job] = (view.key, now)
         if view.job == task.heir:
-            self._failed(task, now)
+            self._failed(view.key, task, now)
 
     def loaded(self, pool: str, seconds: float) -> None:
         """An agent's replicas are ready, so long after its hello."""
@@ -93,16 +93,25 @@ class Succession:
 
     def chained(self, chain: Mapping[str, Sequence[str]]) -> None:
         """What `up` submitted in advance: "pool/task" -> jobs in their order."""
-        self._chain = chain
+        self._chain = {key: list(jobs) for key, jobs in chain.items()}
         for key, task in self._tasks.items():
             self._follow(key, task)
 
     def _follow(self, key: str, task: Lineage) -> None:
         """The successor in the chain is the one behind the current job."""
-        jobs = list(self._chain.get(key, ()))
-        left = jobs[jobs.index(task.job) + 1 :] if task.job in jobs else jobs
-        if self._mode == "chain" and left and task.state == "none":
-            task.state, task.heir, task.asked = "queued", left[0], 0.0
+        jobs = self._chain.get(key, [])
+        if task.job in jobs:
+            del jobs[: jobs.index(task.job) + 1]
+        if self._mode == "chain" and jobs and task.state == "none":
+            task.state, task.heir, task.asked = "queued", jobs[0], 0.0
+
+    def _drop(self, key: str, task: Lineage) -> None:
+        """The successor is of no use. In a chain another one is behind it, which starts as soon as that ends."""
+        jobs = self._chain.get(key, [])
+        if task.heir in jobs:
+            del jobs[: jobs.index(task.heir) + 1]
+        task.forget()
+        self._follow(key, task)
 
     def answered(self, records: Mapping[str, JobRecord], asked: float, now: float) -> None:
         """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
@@ -117,7 +126,7 @@ class Succession:
             task.endings = task.endings + 1 if heir is None or heir.state in ENDED else 0
             if task.endings >= 2:
                 task.declined = heir is not None and heir.raw.startswith("CANCELLED")
-                self._failed(task, now)
+                self._failed(key, task, now)
         for job in [job for job in self._spent if job not in records or records[job].state in ENDED]:
             del self._spent[job]
         for job, (key, due) in self._spent.items():
@@ -137,7 +146,7 @@ class Succession:
                     task.state, task.heir, task.endings, task.orphan = "queued", job, 0, False
                     break
             if task.orphan and now - task.asked > self._patience.settle:
-                self._failed(task, now)
+                self._failed(key, task, now)
 
     @property
     def searching(self) -> bool:
@@ -148,12 +157,12 @@ class Succession:
         """How a `Succeed` went."""
         task = self._tasks[key]
         if error:
-            self._failed(task, now)
+            self._failed(key, task, now)
         elif task.state == "asked":  # else its agent was faster than our answer
             task.state, task.heir, task.asked, task.endings = "queued", job, now, 0
 
-    def _failed(self, task: Lineage, now: float) -> None:
-        task.forget()
+    def _failed(self, key: str, task: Lineage, now: float) -> None:
+        self._drop(key, task)
         task.retry = now + min(LONGEST_RETRY, RETRY_SECONDS * 2**task.failures)
         task.failures += 1
 
@@ -171,11 +180,12 @@ class Succession:
         for key, task in self._tasks.items():
             if task.state == "asked":
                 continue
-            if key in parked:
+            if key in parked or (frozen and task.state == "queued"):
                 if task.heir:
-                    acts.append(Cancel(key, task.heir, "its task is not needed now"))
+                    why = "its task is not needed now" if key in parked else "the budget is used up"
+                    acts.append(Cancel(key, task.heir, why))
                     self._spent[task.heir] = (key, now + self._patience.settle)
-                    task.forget()
+                    self._drop(key, task)
             elif key in away:
                 if task.heir and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING
+from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING, in_advance
 from exahpc.broker.learned import KEPT, Learned, high
 from exahpc.broker.lineage import Cancel, Promote, Succeed
 from exahpc.broker.memory import Agent, Heir, Memory, Sample
@@ -362,6 +363,75 @@ def test_in_a_chain_the_next_job_is_the_successor_and_the_last_has_none() -> Non
     story.succession.up(view("6", until=2 * LIMIT), 80.0)
     assert story.succession.heir("a/0") == ""
     assert "1 tasks have none left" in story.succession.notes()[0]
+
+
+def test_in_a_chain_a_job_that_starts_before_its_predecessor_ends_succeeds_it_as_any_other() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    story.succession.up(view("1"), 0.0)
+    assert story.succession.coming(view("5"), story.now) is None, "nobody knows how long Slurm let it wait"
+    assert story.run(story.now + 120) == []
+    story.succession.retired("a/0", "1_0", story.now)
+    story.succession.up(view("5", until=2 * LIMIT), story.now)
+    assert story.succession.heir("a/0") == "6_0"
+
+
+def test_in_a_chain_the_successor_of_one_that_ended_too_soon_is_the_next() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0", "7_0"]})
+    story.succession.up(view("1"), 0.0)
+    for _ in range(2):
+        story.answered(
+            running("5_0", state="failed", raw="FAILED") | running("6_0", state="pending", raw="PENDING")
+        )
+    assert story.succession.heir("a/0") == "6_0"
+    story.succession.coming(view("6"), story.now)
+    story.succession.lapsed(view("6"), story.now)
+    assert story.succession.heir("a/0") == "7_0"
+
+
+def test_a_task_that_was_submitted_anew_is_not_succeeded_by_an_earlier_job_of_its_chain() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    for job in ("1", "5", "6", "9"):
+        story.succession.up(view(job), story.now)
+    assert story.succession.heir("a/0") == ""
+
+
+def test_a_task_that_is_not_wanted_needs_nothing_of_its_chain() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    story.succession.up(view("1"), 0.0)
+    story.parked = {"a/0"}
+    assert [act.job for act in story.run(story.now + 10)] == ["5_0", "6_0"]
+
+
+def test_when_the_budget_is_used_up_a_successor_that_waits_is_cancelled_and_one_that_is_there_is_not() -> None:
+    story = pending()
+    story.frozen = True
+    assert story.run(story.now + 10) == [Cancel("a/0", "100_0", "the budget is used up")]
+    assert story.succession.heir("a/0") == ""
+    story = pending()
+    story.succession.coming(view("100", until=2 * LIMIT), story.now)
+    story.frozen = True
+    assert story.run(story.now + 10) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "time", "minutes"),
+    [
+        (1, "4:00:00", [int(LIMIT - LEAD) // 60]),
+        (3, "4:00:00", [219, 222, 225]),  # a load and a drain apart, the last as late as may be
+        (1, "5", [1]),
+        (2, "2", [1, 1]),  # Slurm takes no 0
+        (1, None, None),
+    ],
+)
+def test_jobs_that_are_submitted_in_advance_start_as_early_as_successors_would(
+    tasks: int, time: str | None, minutes: list[int] | None
+) -> None:
+    made = msgspec.structs.replace(deployment(tasks, mode="chain"), slurm=SlurmResources(time=time))
+    assert in_advance(made, made.pool[0], Learned()) == minutes
 
 
 # --- many tasks ----------------------------------------------------------------------------------------------
