@@ -127,6 +127,8 @@ class Broker:
             self._folder, self._deployment, self._journal, epoch, self._tell_agent, self._now
         )
         keeper = self._keeper = self._made_keeper(memory)
+        if keeper.recovery is not None:
+            self._policies.said = keeper.recovery.said
         self._telemetry = Telemetry(
             self._folder,
             self._deployment,

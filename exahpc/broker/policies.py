@@ -6,7 +6,7 @@ actions of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -21,7 +21,7 @@ from exahpc.broker.moving import Task
 from exahpc.broker.release import Release, Work
 from exahpc.broker.rollout import Rollout
 from exahpc.broker.scaler import Change, Demand, PoolState, Scaler
-from exahpc.broker.values import AgentView, Decided, FleetAction
+from exahpc.broker.values import NO_WORD, AgentView, Decided, FleetAction, JobWord
 from exahpc.broker.versions import RolloutState
 from exahpc.deployment.policy import Scaling
 from exahpc.deployment.spec import Deployment, Pool
@@ -54,6 +54,8 @@ class Policies:
         """The deployment is taken down: no version is changed any more."""
         self.account = Account(deployment.budget.node_hours, spent, now)
         """Node-hours; whoever has the fleet's clock ticks it."""
+        self.said: Callable[[AgentView], JobWord] = lambda view: NO_WORD
+        """What Slurm said of an absent task; set by whoever asks Slurm."""
         self.work = Work()
         """Of batches."""
         self._release = Release(deployment, now) if deployment.budget.release_idle else None
@@ -111,6 +113,7 @@ class Policies:
                 len(slots[view.pool].slots_of_task(view.task)),
                 view.sequences,
                 tuple(replicas),
+                self.said(view) if view.phase != "alive" else NO_WORD,
             )
             for view, _, _, replicas in self._fleet.snapshot()
             if not view.parked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exahpc.broker.memory import Kind
+from exahpc.broker.verdict import SURE
 from exahpc.deployment.spec import Pool
 from exahpc.slurm.api import ENDED, JobRecord
 
@@ -19,7 +20,8 @@ class Task:
     again; given_up: its budget is spent; record: Slurm's last word, to a query that began at `asked`; endings:
     answers in a row that told the same ending; doing: asked of Slurm just now; acted: when the last deed ended;
     settling: until Slurm's answers show it, which they cannot (`unseen`) when it may have made a job that nobody
-    knows; refused: requeues that Slurm refused in a row."""
+    knows; refused: requeues that Slurm refused in a row; ended: when Slurm last said that its job is over,
+    whichever it was then, and in which words."""
 
     job: str
     pool: Pool
@@ -40,6 +42,7 @@ class Task:
     settled_run: Run | None = None
     refused: int = 0
     story: str = ""
+    ended: tuple[float, str] = (float("-inf"), "")
 
     def answered(self, record: JobRecord, asked: float) -> None:
         """Slurm's word on its job. One from before our last deed says nothing."""
@@ -47,6 +50,8 @@ class Task:
             return
         same = self.record is not None and (self.record.id, self.record.raw) == (record.id, record.raw)
         self.endings = (self.endings if same else 0) + 1 if record.state in ENDED else 0
+        if self.endings >= SURE:
+            self.ended = asked, f"its job {record.id} is over ({record.raw})"
         run = (record.id, record.restarts, record.nodes) if record.state == "running" else None
         if run is not None and run != self.run:
             self.running_since = asked

@@ -14,7 +14,7 @@ from exahpc.broker.limits import Allowance, Limits, Refusal, loads_at_once
 from exahpc.broker.memory import Kind, Memory
 from exahpc.broker.rebuilt import Task
 from exahpc.broker.switches import Dark, Network
-from exahpc.broker.values import AgentView
+from exahpc.broker.values import AgentView, JobWord
 from exahpc.broker.verdict import PATIENCE, Facts, Patience, Verdict, is_blind, judge
 from exahpc.deployment.spec import Deployment
 from exahpc.slurm.api import JobRecord
@@ -213,6 +213,12 @@ class Recovery:
     def record(self, key: str) -> JobRecord | None:
         """The last that Slurm said of this task."""
         return self._tasks[key].record
+
+    def said(self, view: AgentView) -> JobWord:
+        """What Slurm said of an absent task."""
+        task = self._tasks[view.key]
+        asked, words = task.ended
+        return JobWord(words if asked > view.since else "", task.waits and task.asked > view.since)
 
     def job(self, key: str) -> str:
         return self._tasks[key].job

@@ -17,7 +17,7 @@ from exahpc.broker.learned import Learned
 from exahpc.broker.lineage import Cancel, Lineage, Promote, Succeed, SuccessionAct
 from exahpc.broker.memory import Memory
 from exahpc.broker.values import AgentView
-from exahpc.broker.verdict import PATIENCE, Patience, is_blind
+from exahpc.broker.verdict import PATIENCE, SURE, Patience, is_blind
 from exahpc.deployment.spec import Deployment
 from exahpc.slurm.api import ENDED, JobRecord
 
@@ -124,7 +124,7 @@ class Succession:
                 continue
             heir = records.get(task.heir)
             task.endings = task.endings + 1 if heir is None or heir.state in ENDED else 0
-            if task.endings >= 2:
+            if task.endings >= SURE:
                 task.declined = heir is not None and heir.raw.startswith("CANCELLED")
                 self._failed(key, task, now)
         for job in [job for job in self._spent if job not in records or records[job].state in ENDED]:

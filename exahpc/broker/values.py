@@ -41,6 +41,18 @@ class AgentView:
 
 
 @dataclass(frozen=True)
+class JobWord:
+    """What Slurm said of an absent task's job since its agent went away. over: in which words it is over, "" while
+    it is not; queued: it waits to be run again."""
+
+    over: str = ""
+    queued: bool = False
+
+
+NO_WORD = JobWord()
+
+
+@dataclass(frozen=True)
 class Tell:
     """Send `message` to this connection of an agent."""
 

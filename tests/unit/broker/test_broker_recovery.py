@@ -9,7 +9,7 @@ import pytest
 from exahpc.broker.limits import Allowance, Limits
 from exahpc.broker.memory import Begun, Ended, Memory, NoRequeue
 from exahpc.broker.recovery import Act, Recovery
-from exahpc.broker.values import AgentPhase, AgentView
+from exahpc.broker.values import AgentPhase, AgentView, JobWord
 from exahpc.broker.verdict import PATIENCE
 from exahpc.deployment.spec import Deployment, Model, Pool
 from exahpc.slurm.api import JobRecord, JobState
@@ -111,6 +111,24 @@ def test_a_job_on_its_way_back_is_never_submitted_again(state: JobState, raw: st
     story.absent = []
     assert story.run(1000) == []
     assert story.words == ""
+
+
+def test_what_slurm_says_of_an_absent_task_is_told_to_others_also_when_it_lives_in_another_job_meanwhile() -> None:
+    story = Story()
+    story.run(100)
+    view = away("gone")
+    story.absent, story.answer = [view], [record("requeued", "PREEMPTED")]
+    assert story.recovery.said(view) == JobWord()
+    story.run(120)
+    assert story.recovery.said(view) == JobWord(queued=True)
+    story.answer = [record("failed", "FAILED")]
+    story.run(130)
+    assert story.recovery.said(view) == JobWord(), "asking once more"
+    story.answer += [record("pending", job="8_0")]
+    story.run(180)
+    assert [act.kind for _, act in story.acts] == ["resubmit"]
+    assert story.recovery.said(view).over == "its job 7_0 is over (FAILED)"
+    assert story.recovery.said(away("gone", since=200.0)) == JobWord(), "that was before"
 
 
 def test_a_run_that_changed_between_two_queries_is_a_new_run() -> None:
