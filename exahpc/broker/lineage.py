@@ -41,8 +41,8 @@ class Lineage:
     """What is known of a task's job and of the one that follows it. Only `succession` changes it.
 
     job: of the current agent; until: when Slurm ends it, 0 when not known; began: when its agent was first
-    seen, 0 when an earlier broker saw that; seen: its last hello; heir: job of the successor, "" while it is being
-    asked for.
+    seen, 0 when an earlier broker saw that; seen: its last hello; looked: when Slurm was last asked since then;
+    runs: what it said; heir: job of the successor, "" while it is being asked for.
     """
 
     pool: str
@@ -50,6 +50,8 @@ class Lineage:
     until: float = 0.0
     began: float = 0.0
     seen: float = 0.0
+    looked: float = float("-inf")
+    runs: bool = True
     state: _Heir = "none"
     heir: str = ""
     asked: float = 0.0

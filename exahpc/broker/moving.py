@@ -122,7 +122,7 @@ class Moving:
             self._note(way, task, wanted(task.key), now)
             gone = way.away is not None and (bool(task.job.over) or now - way.away > self._patience)
             serves = task.serves(wanted(task.key))
-            if not task.alive and task.job.queued:  # as one that was away before: it changes when it is back
+            if not task.alive and task.job.taken:  # as one that was away before: it changes when it is back
                 del self._ways[task.key]
                 continue
             if not (serves or gone or now > way.due):

@@ -217,8 +217,10 @@ class Recovery:
     def said(self, view: AgentView) -> JobWord:
         """What Slurm said of an absent task."""
         task = self._tasks[view.key]
-        asked, words = task.ended
-        return JobWord(words if asked > view.since else "", task.waits and task.asked > view.since)
+        if task.ended is not None and task.ended.asked > view.since:
+            words = f"its job {task.ended.job} is over ({task.ended.raw})"
+            return JobWord(over=words) if task.ended.own else JobWord(taken=True)
+        return JobWord(taken=task.waits and task.asked > view.since)
 
     def job(self, key: str) -> str:
         return self._tasks[key].job

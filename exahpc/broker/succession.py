@@ -19,10 +19,10 @@ from exahpc.broker.memory import Memory
 from exahpc.broker.values import AgentView
 from exahpc.broker.verdict import PATIENCE, SURE, Patience, is_blind
 from exahpc.deployment.spec import Deployment
-from exahpc.slurm.api import ENDED, JobRecord
+from exahpc.slurm.api import ENDED, JobRecord, JobState
 
 RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
-BACK_SECONDS = 15.0
+_RUNS: tuple[JobState, ...] = ("running", "suspended")
 
 
 class Succession:
@@ -120,6 +120,7 @@ class Succession:
                 self._unasked.discard(key)
                 record = records.get(task.job)
                 task.until = record.end if record is not None and record.end else task.until
+                task.looked, task.runs = asked, record is not None and record.state in _RUNS
             if task.state not in ("queued", "here"):
                 continue
             heir = records.get(task.heir)
@@ -197,13 +198,14 @@ class Succession:
         return acts + self._sweep(now)
 
     def _is_over(self, task: Lineage, view: AgentView, now: float, blind: bool) -> bool:
-        """An agent that is only restarted in its job is back within seconds."""
+        """An agent may only be restarted in its job, which takes as long as its node is slow: Slurm knows."""
         if view.job != task.job:  # the task was promoted already, and its agent is on its way
             return False
         away = now - view.since
         match view.phase:
             case "gone":
-                return view.handed_back or away >= BACK_SECONDS
+                over = task.looked > view.since and not task.runs
+                return view.handed_back or over or away >= self._patience.start
             case "lost":
                 return not blind and away >= self._patience.hung
             case _:

@@ -42,11 +42,12 @@ class AgentView:
 
 @dataclass(frozen=True)
 class JobWord:
-    """What Slurm said of an absent task's job since its agent went away. over: in which words it is over, "" while
-    it is not; queued: it waits to be run again."""
+    """What Slurm said of an absent task's job since its agent went away. over: in which words it ended by itself,
+    "" while it did not; taken: Slurm or somebody took its nodes away, whatever ran there: cancelled, preempted, at
+    its limit, or waiting to be run again."""
 
     over: str = ""
-    queued: bool = False
+    taken: bool = False
 
 
 NO_WORD = JobWord()

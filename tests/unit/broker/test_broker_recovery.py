@@ -120,7 +120,7 @@ def test_what_slurm_says_of_an_absent_task_is_told_to_others_also_when_it_lives_
     story.absent, story.answer = [view], [record("requeued", "PREEMPTED")]
     assert story.recovery.said(view) == JobWord()
     story.run(120)
-    assert story.recovery.said(view) == JobWord(queued=True)
+    assert story.recovery.said(view) == JobWord(taken=True)
     story.answer = [record("failed", "FAILED")]
     story.run(130)
     assert story.recovery.said(view) == JobWord(), "asking once more"
@@ -129,6 +129,26 @@ def test_what_slurm_says_of_an_absent_task_is_told_to_others_also_when_it_lives_
     assert [act.kind for _, act in story.acts] == ["resubmit"]
     assert story.recovery.said(view).over == "its job 7_0 is over (FAILED)"
     assert story.recovery.said(away("gone", since=200.0)) == JobWord(), "that was before"
+
+
+@pytest.mark.parametrize(
+    ("raw", "own"),
+    [
+        ("FAILED", True),
+        ("OUT_OF_MEMORY", True),
+        ("CANCELLED by 1000", False),
+        ("TIMEOUT", False),
+        ("NODE_FAIL", False),
+    ],
+)
+def test_a_job_whose_nodes_were_taken_away_did_not_end_by_itself(raw: str, own: bool) -> None:
+    story = Story()
+    story.run(100)
+    view = away("gone")
+    story.absent, story.answer = [view], [record("failed", raw)]
+    story.run(130)
+    assert bool(story.recovery.said(view).over) is own
+    assert story.recovery.said(view).taken is not own
 
 
 def test_a_run_that_changed_between_two_queries_is_a_new_run() -> None:

@@ -103,11 +103,11 @@ def test_an_agent_whose_job_is_over_is_not_waited_for() -> None:
     assert w.rollout.state.story == "a/0: its job 7_0 is over (FAILED)"
 
 
-def test_a_task_that_waits_in_slurms_queue_is_not_blamed_on_the_version_and_changes_when_it_is_back() -> None:
+def test_a_task_whose_nodes_were_taken_away_is_not_blamed_on_the_version_and_changes_when_it_is_back() -> None:
     w = world()
     w.start("v2")
     w.run(6)
-    w.agents["a/0"].left, w.agents["a/0"].job = 1e9, JobWord(queued=True)
+    w.agents["a/0"].left, w.agents["a/0"].job = 1e9, JobWord(taken=True)
     w.until("done")
     assert w.agents["a/0"].file == "v2"
 
