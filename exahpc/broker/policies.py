@@ -17,7 +17,7 @@ from exahpc.broker.fleet import Fleet
 from exahpc.broker.health import Health
 from exahpc.broker.illness import HandBack, Order, Restart, Weigh
 from exahpc.broker.memory import Spent
-from exahpc.broker.moving import Task
+from exahpc.broker.moving import AWAY_SECONDS, Task
 from exahpc.broker.release import Release, Work
 from exahpc.broker.rollout import Rollout
 from exahpc.broker.scaler import Change, Demand, PoolState, Scaler
@@ -135,7 +135,7 @@ class Policies:
         actions: list[FleetAction] = []
         if not may_grow:
             for view in list(self._fleet.absent()):
-                if view.phase != "expected":
+                if self._needs_node(view, now):
                     actions += self._fit([Change(view.key, False)], now)
         changes: list[Change] = []
         if self._release is not None:
@@ -147,6 +147,13 @@ class Policies:
         if self.rollout.state.changing:  # it counts on the tasks that it has seen
             changes = [change for change in changes if change.wake]
         return actions + self._fit(changes, now)
+
+    def _needs_node(self, view: AgentView, now: float) -> bool:
+        """An absent task: one whose agent is started again in its job, for another version, does not."""
+        if view.phase == "gone" and not view.handed_back and now - view.since < AWAY_SECONDS:
+            word = self.said(view)
+            return bool(word.over) or word.taken
+        return view.phase != "expected"
 
     @property
     def over(self) -> bool:
