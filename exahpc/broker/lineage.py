@@ -59,7 +59,7 @@ class Lineage:
     endings: int = 0
     failures: int = 0
     retry: float = 0.0
-    orphan: bool = False  # asked for by an earlier broker, which never heard the answer
+    orphan: bool = False  # asked for, and nobody heard the answer: an earlier broker's, or Slurm gave none
     declined: bool = False  # somebody cancelled the successor of this life
     warned: bool = False
 

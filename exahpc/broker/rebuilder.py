@@ -18,7 +18,7 @@ from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.successors import Successors
 from exahpc.broker.values import AgentView
 from exahpc.errors import ExahpcError
-from exahpc.slurm.api import RequeueDisabled
+from exahpc.slurm.api import RequeueDisabled, Unanswered
 
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster
@@ -100,7 +100,8 @@ class Rebuilder:
     async def _query(self, asked: float) -> None:
         try:
             living = self.recovery.arrays() | self._succession.arrays()
-            pools, records = await self._cluster.query(living, search=self._succession.searching)
+            searching = self._succession.searching or self.recovery.searching
+            pools, records = await self._cluster.query(living, search=searching)
         except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
@@ -110,7 +111,7 @@ class Rebuilder:
             await self._place()
         for pool, arrays in pools.items():
             self._arrays.update(arrays)
-            self.recovery.placed(pool, arrays, records)
+            self.recovery.placed(pool, arrays, records, self._now())
         self.recovery.answered(records, asked)
         self._succession.answered(records, asked, self._now())
         self._succession.search(pools, records, self._now())
@@ -126,7 +127,7 @@ class Rebuilder:
         await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
         if act.suspect:
             self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
-        job, error, disabled = act.job, "", False
+        job, error, disabled, unknown = act.job, "", False, False
         try:
             if self.draining or self._fleet.peer_of(act.key) is not None:
                 error = "not needed any more"
@@ -135,13 +136,15 @@ class Rebuilder:
                 job = await self._cluster.perform(act)
         except ExahpcError as refused:
             error, disabled = str(refused), isinstance(refused, RequeueDisabled)
+            unknown = isinstance(refused, Unanswered)
             _log.error("%s of %s failed: %s", act.kind, act.key, refused)
         now = self._now()
-        if self.recovery.done(act.key, act.kind, job, error, now, disabled=disabled):
+        if self.recovery.done(act.key, act.kind, job, error, now, disabled=disabled, unknown=unknown):
             pool = act.key.rpartition("/")[0]
             _log.warning("pool %s: this site does not requeue; lost tasks are resubmitted", pool)
             self._journal.append(NoRequeue(at=now, pool=pool, why=error))
-        await self._journal.durable(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
+        if not unknown:  # else it stays in the journal as one whose end nobody knows
+            await self._journal.durable(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
 
     async def _adopt(self, pool: str, array: str) -> None:
         try:

@@ -154,10 +154,12 @@ class Succession:
         """Whether `search` may find something."""
         return any(task.orphan for task in self._tasks.values())
 
-    def submitted(self, key: str, job: str, error: str, now: float) -> None:
-        """How a `Succeed` went."""
+    def submitted(self, key: str, job: str, error: str, now: float, *, unknown: bool = False) -> None:
+        """How a `Succeed` went. unknown: Slurm may have taken it, and may tell so later."""
         task = self._tasks[key]
-        if error:
+        if unknown:
+            task.orphan, task.asked = task.state == "asked", now
+        elif error:
             self._failed(key, task, now)
         elif task.state == "asked":  # else its agent was faster than our answer
             task.state, task.heir, task.asked, task.endings = "queued", job, now, 0

@@ -221,6 +221,26 @@ def test_an_agent_that_does_not_come_back_though_its_job_runs_is_given_up() -> N
     assert story.times(Promote) == [pytest.approx(since + PATIENCE.start, abs=2)]
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_submission_without_an_answer_is_looked_for_before_it_is_repeated(taken: bool) -> None:
+    story = fresh()
+    while not story.acts:
+        story.now += 1.0
+        for act in story.succession.decide([], set(), story.now):
+            story.acts.append((story.now, act))
+            story.succession.submitted(act.key, "", "sbatch did not answer", story.now, unknown=True)
+    assert story.succession.searching
+    story.run(story.now + 60)
+    records = running("100_0", state="pending", raw="PENDING") if taken else {}
+    story.succession.search({"a": ["1", "100"]}, records, story.now)
+    assert story.succession.heir("a/0") == ("100_0" if taken else "")
+    story.run(story.now + PATIENCE.settle)
+    if not taken:
+        story.succession.search({"a": ["1", "100"]}, records, story.now)
+    story.run(story.now + 2 * RETRY_SECONDS)
+    assert len(story.times(Succeed)) == (1 if taken else 2)
+
+
 def test_a_successor_that_came_too_late_tells_how_long_it_waited() -> None:
     story = pending()
     asked = story.times(Succeed)[0]
