@@ -162,6 +162,16 @@ class Spent(Record, frozen=True):
 
 AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Heir | Sample | Rollout | Spent
 
+
+def not_after(record: AnyRecord, now: float) -> AnyRecord:
+    """The same record, with no time in it that has not come yet."""
+    if isinstance(record, Rollout):
+        state = record.state
+        since, moved = min(state.since, now), min(state.moved, now)
+        record = Rollout(record.at, msgspec.structs.replace(state, since=since, moved=moved))
+    return msgspec.structs.replace(record, at=min(record.at, now))
+
+
 REMEMBER_SECONDS = 24 * 3600.0
 _SAMPLES = 1024
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,3 +196,13 @@ def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path, monkeypatch
 
 def test_an_empty_folder_is_an_empty_memory(tmp_path: Path) -> None:
     assert replay(tmp_path / "nowhere") == Memory()
+
+
+def test_nobody_waits_for_what_a_clock_wrote_that_was_ahead(tmp_path: Path) -> None:
+    state = RolloutState("judging", "", "v2", since=9000.0, tasks=frozenset({"a/0"}), moved=8000.0)
+    write(tmp_path, 1, [msgspec.structs.replace(agent("a/0"), at=9000.0), Rollout(9000.0, state)])
+    memory = replay(tmp_path, 5000.0)
+    assert memory.agents["a/0"].at == 5000.0
+    assert memory.rollout is not None
+    assert (memory.rollout.state.since, memory.rollout.state.moved) == (5000.0, 5000.0)
+    assert replay(tmp_path, 8500.0).rollout == Rollout(8500.0, msgspec.structs.replace(state, since=8500.0))
