@@ -94,7 +94,7 @@ class Rebuilder:
         """What is read once."""
         try:
             self._succession.chained((await self._cluster.book()).chain)
-        except ExahpcError as error:
+        except (ExahpcError, OSError) as error:
             _log.warning("the job book cannot be read: %s", error)
 
     async def _query(self, asked: float) -> None:
@@ -124,27 +124,32 @@ class Rebuilder:
             _log.warning("the switches are not known yet: %s", error)
 
     async def _perform(self, act: Act) -> None:
-        await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
-        if act.suspect:
-            self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
-        job, error, disabled, unknown = act.job, "", False, False
+        job, error, disabled, unknown, tried = act.job, "", False, False, False
         try:
+            await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
+            if act.suspect:
+                self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
             if self.draining or self._fleet.peer_of(act.key) is not None:
                 error = "not needed any more"
             else:
                 _log.warning("%s %s (job %s): %s", act.kind, act.key, act.job, act.why)
+                tried = True
                 job = await self._cluster.perform(act)
+        except OSError as full:  # what no other broker would know of is not done
+            error = f"the journal cannot be written: {full}"
+            _log.error("%s of %s is not tried: %s", act.kind, act.key, error)
         except ExahpcError as refused:
             error, disabled = str(refused), isinstance(refused, RequeueDisabled)
             unknown = isinstance(refused, Unanswered)
             _log.error("%s of %s failed: %s", act.kind, act.key, refused)
         now = self._now()
-        if self.recovery.done(act.key, act.kind, job, error, now, disabled=disabled, unknown=unknown):
+        how = {"disabled": disabled, "unknown": unknown, "tried": tried}
+        if self.recovery.done(act.key, act.kind, job, error, now, **how):
             pool = act.key.rpartition("/")[0]
             _log.warning("pool %s: this site does not requeue; lost tasks are resubmitted", pool)
             self._journal.append(NoRequeue(at=now, pool=pool, why=error))
         if not unknown:  # else it stays in the journal as one whose end nobody knows
-            await self._journal.durable(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
+            self._journal.append(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
 
     async def _adopt(self, pool: str, array: str) -> None:
         try:

@@ -139,9 +139,10 @@ class Recovery:
         *,
         disabled: bool = False,
         unknown: bool = False,
+        tried: bool = True,
     ) -> bool:
         """A deed has ended; error: "" or why it failed; job: the new job of a resubmission; disabled: Slurm does
-        not requeue such jobs; unknown: Slurm may have done it, and may tell so later.
+        not requeue such jobs; unknown: Slurm may have done it, and may tell so later; tried: it was asked at all.
 
         True when that was news about the pool (to be journalled).
         """
@@ -151,6 +152,10 @@ class Recovery:
         if error:
             task.story = f"{kind} failed: {error}"
             task.settling = task.unseen = unknown and kind == "resubmit"
+            if not tried:
+                if kind != "cancel" and not task.woken:
+                    self._allowance.untried(key)
+                return False
             if kind == "cancel":  # cost nothing when it began; a failing one must be paced
                 self._allowance.spend(key, now)
             if kind != "requeue":

@@ -183,6 +183,32 @@ def test_where_requeue_is_disabled_the_journal_remembers_it(tmp_path: Path) -> N
     asyncio.run(story())
 
 
+def test_a_full_disk_stops_deeds_and_not_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        for task in (0, 1):
+            stage.hello(task, f"7_{task}")
+        stage.slurm.records = [JobRecord("7_0", "failed", "FAILED"), JobRecord("7_1", "suspended", "SUSPENDED")]
+        with monkeypatch.context() as disk:
+            disk.setattr(Journal, "_write", full)
+            disk.setattr(JobBook, "save", full)
+            await stage.until(1200)
+            assert stage.slurm.asked == [], "another broker would not know of it"
+        with monkeypatch.context() as disk:
+            disk.setattr(JobBook, "save", full)
+            while not stage.slurm.asked:
+                await stage.until(stage.now + 10)
+            assert stage.rebuilder.recovery.job("a/0") == "8_0", "it lives, noted or not"
+            stage.hello(0, "8_0")
+            await stage.until(stage.now + 10)
+        assert stage.memory().placed["a/0"] == "8_0"
+
+    asyncio.run(story())
+
+
 def test_a_slurm_that_cannot_be_asked_is_told_in_the_notes_and_nothing_is_done(tmp_path: Path) -> None:
     async def story() -> None:
         stage = Stage(tmp_path)
