@@ -84,7 +84,7 @@ class Rebuilder:
                 self.recovery.wake(view.key)
         self._parked = {view.key for view in surplus if self._fleet.parked(view.key)}
         self.successors.turn(absent, self._parked, frozen=self.frozen)
-        acts = self.recovery.decide(absent, now, self._succession.all_heirs())
+        acts = self.recovery.decide(absent, now, self._succession.succeeded())
         for act in acts + self.recovery.surplus(self._fleet.surplus(), now):
             self._spawn(self._perform(act))
         for alert in self.recovery.alerts():

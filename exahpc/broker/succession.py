@@ -55,7 +55,7 @@ class Succession:
         awaited, task.awaited = task.awaited, 0.0
         promoted = awaited > 0 and view.job == task.job
         if view.job and view.job != task.job:
-            task.job, task.until, task.began = view.job, 0.0, now
+            task.job, task.until, task.began, task.word = view.job, 0.0, now, "running"
             task.declined, task.failures, task.retry = False, 0, 0.0
             if view.job == task.heir or task.state == "asked":
                 task.forget()
@@ -120,10 +120,11 @@ class Succession:
                 self._unasked.discard(key)
                 record = records.get(task.job)
                 task.until = record.end if record is not None and record.end else task.until
-                task.looked, task.runs = asked, record is not None and record.state in _RUNS
+                task.looked, task.word = asked, record.state if record is not None else "lost"
             if task.state not in ("queued", "here"):
                 continue
             heir = records.get(task.heir)
+            task.tied = heir is not None and heir.reason == "Dependency"
             task.endings = task.endings + 1 if heir is None or heir.state in ENDED else 0
             if task.endings >= SURE:
                 task.declined = heir is not None and heir.raw.startswith("CANCELLED")
@@ -190,7 +191,7 @@ class Succession:
                     self._spent[task.heir] = (key, now + self._patience.settle)
                     self._drop(key, task)
             elif key in away:
-                if task.heir and self._is_over(task, away[key], now, blind):
+                if task.succeeded and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)
             elif task.state == "none" and task.until and not task.declined and key not in ending:
                 ends.setdefault(task.pool, []).append(End(task.until, key, task.began, task.retry))
@@ -206,7 +207,7 @@ class Succession:
         away = now - view.since
         match view.phase:
             case "gone":
-                over = task.looked > view.since and not task.runs
+                over = task.looked > view.since and task.word not in _RUNS
                 return view.handed_back or over or away >= self._patience.start
             case "lost":
                 return not blind and away >= self._patience.hung
@@ -216,7 +217,7 @@ class Succession:
     def _promote(self, key: str, task: Lineage, view: AgentView, now: float) -> list[SuccessionAct]:
         old, job = task.job, task.heir
         task.forget()
-        task.job, task.until, task.began, task.awaited = job, 0.0, 0.0, task.asked
+        task.job, task.until, task.began, task.awaited, task.word = job, 0.0, 0.0, task.asked, "pending"
         self._follow(key, task)
         acts: list[SuccessionAct] = [Promote(key, job, old)]
         self.retired(key, old, now)
@@ -251,6 +252,10 @@ class Succession:
     def all_heirs(self) -> dict[str, str]:
         """Task -> job of its successor, where one is under way."""
         return {key: task.heir for key, task in self._tasks.items() if task.heir}
+
+    def succeeded(self) -> set[str]:
+        """Tasks that need no other care, because a successor is under way."""
+        return {key for key, task in self._tasks.items() if task.succeeded}
 
     @property
     def curious(self) -> bool:

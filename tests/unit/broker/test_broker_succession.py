@@ -418,6 +418,30 @@ def test_in_a_chain_a_job_that_starts_before_its_predecessor_ends_succeeds_it_as
     assert story.succession.heir("a/0") == "6_0"
 
 
+def tied(state: JobState = "running", raw: str = "RUNNING") -> dict[str, JobRecord]:
+    """Task 0 lives in job 1; the next job of its chain may not start yet."""
+    return running("1_0", state=state, raw=raw) | {"5_0": JobRecord("5_0", "pending", "PENDING", "Dependency")}
+
+
+@pytest.mark.parametrize(
+    "absent", [view(phase="lost", since=900.0), view(phase="gone", since=900.0, handed_back=True)]
+)
+def test_in_a_chain_a_task_whose_next_job_may_not_start_yet_is_looked_after_as_if_there_was_none(
+    absent: AgentView,
+) -> None:
+    story = Story(deployment(2, mode="chain"), now=800.0)
+    story.succession.chained({"a/0": ["5_0"]})
+    story.succession.up(view("1"), 800.0)
+    assert story.succession.succeeded() == {"a/0"}, "as long as Slurm says nothing"
+    story.now, story.absent = 905.0, [absent]
+    story.answered(tied())
+    assert story.succession.succeeded() == set()
+    assert story.run(1500.0) == []
+    story.answered(tied("failed", "CANCELLED"))
+    assert story.succession.succeeded() == {"a/0"}, "Slurm will start it"
+    assert Promote("a/0", "5_0", "1_0") in story.run(story.now + 60)
+
+
 def test_in_a_chain_the_successor_of_one_that_ended_too_soon_is_the_next() -> None:
     story = Story(deployment(mode="chain"))
     story.succession.chained({"a/0": ["5_0", "6_0", "7_0"]})
