@@ -216,6 +216,8 @@ class Memory:
             case Ended():
                 begun = self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":
+                    if begun is not None and begun.job:
+                        self._new(record.job)
                     self._place(record.key, record.job)
                     if begun is not None and begun.job not in ("", record.job):
                         self.replaced[begun.job] = record.at
@@ -231,6 +233,7 @@ class Memory:
                 if record.over:
                     self.heirs.pop(record.key, None)
                 else:
+                    self._new(record.job)
                     self.heirs[record.key] = record
             case Sample():
                 self.samples = [*self.samples[-_SAMPLES:], record]
@@ -238,6 +241,11 @@ class Memory:
                 self.rollout = record
             case Spent():
                 self.spent = record
+
+    def _new(self, job: str) -> None:
+        """See `Fleet.submitted`."""
+        self.replaced.pop(job, None)
+        self.cancelled.pop(job, None)
 
     def _place(self, key: str, job: str) -> None:
         self.placed[key] = job

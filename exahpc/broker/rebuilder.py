@@ -143,6 +143,8 @@ class Rebuilder:
             unknown = isinstance(refused, Unanswered)
             _log.error("%s of %s failed: %s", act.kind, act.key, refused)
         now = self._now()
+        if act.kind == "resubmit" and not error:
+            self._fleet.submitted(job)
         how = {"disabled": disabled, "unknown": unknown, "tried": tried}
         if self.recovery.done(act.key, act.kind, job, error, now, **how):
             pool = act.key.rpartition("/")[0]

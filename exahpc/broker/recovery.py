@@ -104,6 +104,11 @@ class Recovery:
             return
         self._tasks[key].up(job, node)
 
+    def submitted(self, job: str) -> None:
+        """See `Fleet.submitted`."""
+        self._replaced.discard(job)
+        self._cancelled.discard(job)
+
     def loaded(self, key: str) -> None:
         """All replicas of its agent are ready."""
         self._tasks[key].rebuilt = None
@@ -172,6 +177,7 @@ class Recovery:
             task.rebuilt = now
         if kind == "resubmit":
             self._replaced.add(task.job)
+            self.submitted(job)
             task.move(job, now)
             task.settling = True
         return False

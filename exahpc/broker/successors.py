@@ -118,6 +118,9 @@ class Successors:
             error, unknown = str(refused), isinstance(refused, Unanswered)
             _log.error("the successor of %s was not submitted: %s", act.key, error)
         now = self._now()
+        if job:
+            self._fleet.submitted(job)
+            self._recovery.submitted(job)
         self.succession.submitted(act.key, job, error, now, unknown=unknown)
         if not unknown:  # else it stays in the journal as one that is asked for
             self._known[act.key] = job

@@ -19,8 +19,10 @@ from exahpc.broker.memory import (
     Begun,
     Ended,
     Excluded,
+    Heir,
     Memory,
     NoRequeue,
+    Replaced,
     Rollout,
     Started,
 )
@@ -196,6 +198,19 @@ def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path, monkeypatch
 
 def test_an_empty_folder_is_an_empty_memory(tmp_path: Path) -> None:
     assert replay(tmp_path / "nowhere") == Memory()
+
+
+def test_an_id_that_slurm_gives_out_again_is_nobodys_past() -> None:
+    memory = Memory()
+    for record in (
+        Replaced(at=1.0, job="8_0"),
+        Replaced(at=1.0, job="9_1"),
+        Begun(at=2.0, key="a/0", kind="resubmit", job="7_0"),
+        Ended(at=3.0, key="a/0", kind="resubmit", job="8_0", error=""),
+        Heir(at=4.0, key="a/1", job="9_1"),
+    ):
+        memory.apply(record)
+    assert memory.replaced == {"7_0": 3.0}
 
 
 def test_nobody_waits_for_what_a_clock_wrote_that_was_ahead(tmp_path: Path) -> None:
