@@ -99,22 +99,23 @@ class Live:
     def key(self) -> str:
         return next(iter(self.folder.api_keys()))
 
-    def client(self, **options: Any) -> openai.OpenAI:
+    def client(self, url: str | None = None, **options: Any) -> openai.OpenAI:
+        """url: of one entry, where not the head's are meant."""
         endpoint = self.folder.endpoint()
         assert endpoint is not None
         verify: Any = ssl.create_default_context(cafile=endpoint.ca) if endpoint.ca else True
         return openai.OpenAI(
-            base_url=endpoint.url, api_key=self.key, max_retries=0, timeout=120.0,
+            base_url=url or endpoint.url, api_key=self.key, max_retries=0, timeout=120.0,
             http_client=httpx.Client(verify=verify, timeout=120.0), **options,
         )  # fmt: skip
 
-    def model(self) -> str:
-        return self.client().models.list().data[0].id
+    def model(self, url: str | None = None) -> str:
+        return self.client(url).models.list().data[0].id
 
-    def stream(self, prompt: str, tokens: int, **options: Any) -> str:
-        """Text of one streamed greedy completion."""
-        chunks = self.client().completions.create(
-            model=self.model(), prompt=prompt, max_tokens=tokens, temperature=0, stream=True, **options
+    def stream(self, prompt: str, tokens: int, *, url: str | None = None, **options: Any) -> str:
+        """Text of one streamed greedy completion. url: see `client`."""
+        chunks = self.client(url).completions.create(
+            model=self.model(url), prompt=prompt, max_tokens=tokens, temperature=0, stream=True, **options
         )
         return "".join(c.choices[0].text for c in chunks if c.choices)
 
@@ -129,12 +130,15 @@ class Live:
 
 
 class Load:
-    """Streams that run side by side until stopped; every text is kept, every failure too."""
+    """Streams that run side by side until stopped; every text is kept, every failure too.
 
-    def __init__(self, live: Live, streams: int, tokens: int) -> None:
+    url: see `Live.client`.
+    """
+
+    def __init__(self, live: Live, streams: int, tokens: int, url: str | None = None) -> None:
         self.texts: list[tuple[str, str]] = []
         self.failures: list[str] = []
-        self._live, self._tokens, self._stop = live, tokens, threading.Event()
+        self._live, self._tokens, self._url, self._stop = live, tokens, url, threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(streams)]
         for thread in self._threads:
             thread.start()
@@ -143,7 +147,7 @@ class Load:
         while not self._stop.is_set():
             prompt = f"stream {number}: "
             try:
-                self.texts.append((prompt, self._live.stream(prompt, self._tokens)))
+                self.texts.append((prompt, self._live.stream(prompt, self._tokens, url=self._url)))
             except Exception as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 self._stop.wait(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from exahpc.slurm.submission import pool_name, pool_submission
 from exahpc.wire.folder import Folder
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 DEEDS = 4  # at once: a requeue off a dying node takes up to a minute
 MOST_NOTED = 64  # jobs in the book before those that are over are dropped from it
 
@@ -40,7 +42,10 @@ class Cluster:
         def call() -> T:
             with self._lock:
                 client = self._client = self._client or self._connect()
-            return work(client)
+            try:
+                return work(client)
+            except OSError as error:  # a full disk must not end the broker
+                raise SlurmError(f"the deployment's folder cannot be written: {error}") from None
 
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
@@ -106,7 +111,10 @@ class Cluster:
             array=task,
         )
         array = client.submit(avoiding(submission, act.exclude))
-        self._note(name, array)
+        try:
+            self._note(name, array)
+        except OSError as error:
+            _log.error("array %s could not be noted, its agent's hello tries again: %s", array, error)
         return f"{array}_{task}"
 
     def _note(self, pool: str, array: str) -> None:

@@ -242,6 +242,10 @@ class Fleet(Books):
                 actions += self._leave(agent, "lost", "not heard since the broker's restart", now)
         return actions
 
+    def submitted(self, job: str) -> None:
+        """A new job. Slurm may give an id out again, when it lost its state: it is nobody's past any more."""
+        self._retired.discard(job)
+
     # --- orders ----------------------------------------------------------------------------------------------
 
     def order(self, key: str, message: BrokerToAgent) -> list[FleetAction]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import zlib
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from exahpc.broker.memory import AnyRecord, Memory, Started
+from exahpc.broker.memory import AnyRecord, Memory, Started, not_after
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(AnyRecord)
@@ -59,8 +60,9 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def replay(directory: Path) -> Memory:
-    """The state that all earlier brokers left behind."""
+def replay(directory: Path, now: float = math.inf) -> Memory:
+    """The state that all earlier brokers left behind. What a clock wrote that was ahead of ours counts as of now:
+    nobody may wait for the difference."""
     memory = Memory()
     for _, path in reversed(_files(directory)):
         records, bad = decode(path.read_bytes())
@@ -69,7 +71,7 @@ def replay(directory: Path) -> Memory:
         if bad:
             _log.warning("%s: %d spoilt lines are left out (a torn last line is normal)", path.name, bad)
         for record in records:
-            memory.apply(record)
+            memory.apply(not_after(record, now))
         break
     return memory
 

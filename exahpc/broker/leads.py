@@ -37,6 +37,40 @@ class End(NamedTuple):
     after: float
 
 
+def in_advance(deployment: Deployment, pool: Pool, learned: Learned) -> list[int] | None:
+    """For successors that `up` submits: minutes from each task's start to its successor's, by the same rule, as if
+    all tasks started together. The last one's suits further successors: what was spread stays so. None where the
+    deployment file tells no time limit.
+    """
+    limit = timelimit.seconds(merged(deployment.slurm, pool.slurm).time or "")
+    if limit is None:
+        return None
+    wait, load = _expected(learned, pool.name)
+    lead, gap = _lead(limit, wait, load), (load + deployment.walltime.drain_seconds) / _doubled(pool)
+    most = _most(limit, lead, deployment.walltime.most_lead_seconds)
+    ahead = [min(most, lead + gap * behind) for behind in reversed(range(pool.tasks))]
+    return [max(1, int((limit - seconds) // 60)) for seconds in ahead]  # Slurm knows whole minutes, and no zero
+
+
+def _expected(learned: Learned, pool: str) -> tuple[float, float]:
+    wait, load = learned.wait(pool), learned.load(pool)
+    return PRIOR_WAIT if wait is None else wait, PRIOR_LOAD if load is None else load
+
+
+def _lead(limit: float, wait: float, load: float) -> float:
+    margin = min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit))
+    return min(MOST_LEAD * limit, WARNING + wait + load + margin)
+
+
+def _most(limit: float, lead: float, told: float) -> float:
+    """told: `walltime.most_lead_seconds`."""
+    return min(told, max(limit / 2, lead))
+
+
+def _doubled(pool: Pool) -> int:
+    return max(1, pool.tasks // DOUBLED)
+
+
 class Leads:
     """Of one pool. Times in seconds of the fleet's clock, which is Unix time."""
 
@@ -44,7 +78,7 @@ class Leads:
         self._pool, self._learned = pool.name, learned
         self._most, self._drain = deployment.walltime.most_lead_seconds, deployment.walltime.drain_seconds
         self._told = timelimit.seconds(merged(deployment.slurm, pool.slurm).time or "")
-        self._doubled = max(1, pool.tasks // DOUBLED)
+        self._doubled = _doubled(pool)
         self._bucket = Bucket(self._doubled, min(10.0, ALL_SECONDS / pool.tasks), now)
 
     def due(self, ends: Iterable[End], waiting: float, now: float) -> list[End]:
@@ -52,18 +86,16 @@ class Leads:
 
         waiting: how long a successor of this pool waits in the queue already.
         """
-        known_wait, known_load = self._learned.wait(self._pool), self._learned.load(self._pool)
-        wait = max(PRIOR_WAIT if known_wait is None else known_wait, waiting)
-        load = PRIOR_LOAD if known_load is None else known_load
+        wait, load = _expected(self._learned, self._pool)
+        wait = max(wait, waiting)
         gap = (load + self._drain) / self._doubled
         due: list[End] = []
         latest = float("inf")
         for end in sorted(ends, reverse=True):
             limit = self._told or (end.time - end.began if end.began else float("inf"))
-            margin = min(MOST_MARGIN, max(LEAST_MARGIN, MARGIN * limit))
-            lead = min(MOST_LEAD * limit, WARNING + wait + load + margin)
+            lead = _lead(limit, wait, load)
             latest = min(latest - gap, end.time - lead)
-            if now >= max(latest, end.time - min(self._most, max(limit / 2, lead)), end.after):
+            if now >= max(latest, end.time - _most(limit, lead, self._most), end.after):
                 due.append(end)
         due.reverse()
         return due[: next((count for count in range(len(due)) if not self._bucket.take(now)), len(due))]

@@ -106,6 +106,11 @@ class Allowance:
         if counts:
             self._note(key, now)
 
+    def untried(self, key: str) -> None:
+        """The last rebuild of this task did not begin after all: it does not count, but for the pause after it."""
+        if (done := self._done.get(key)) is not None and done.times:
+            done.times.pop()
+
     def _note(self, key: str, at: float) -> None:
         done = self._done.setdefault(key, _Done([]))
         done.times.append(at)

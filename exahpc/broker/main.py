@@ -114,7 +114,7 @@ class Broker:
         now = self._now()
         epoch = self._folder.claim_epoch()
         journals = self._folder.path / "journal"
-        memory = replay(journals) if before is not None else Memory()
+        memory = replay(journals, now) if before is not None else Memory()
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
         self._journal = Journal(journals, epoch, memory.records(now), started)
         moved = before is None or before.host != socket.gethostname()
@@ -127,6 +127,8 @@ class Broker:
             self._folder, self._deployment, self._journal, epoch, self._tell_agent, self._now
         )
         keeper = self._keeper = self._made_keeper(memory)
+        if keeper.recovery is not None:
+            self._policies.said = keeper.recovery.said
         self._telemetry = Telemetry(
             self._folder,
             self._deployment,
@@ -358,11 +360,14 @@ class Broker:
         """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
         while True:
             await asyncio.sleep(2.0)
-            head = await asyncio.to_thread(self._folder.head)
-            if head is not None and head.epoch > self._fleet.epoch:
-                self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
-            elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
-                await asyncio.to_thread(self._folder.publish_head, self._record)
+            try:
+                head = await asyncio.to_thread(self._folder.head)
+                if head is not None and head.epoch > self._fleet.epoch:
+                    self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
+                elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
+                    await asyncio.to_thread(self._folder.publish_head, self._record)
+            except OSError as error:  # of a shared file system: it says nothing about who has taken over
+                _log.warning("the head's record cannot be looked at: %s", error)
 
     # --- status and the end ----------------------------------------------------------------------------------
 

@@ -162,6 +162,16 @@ class Spent(Record, frozen=True):
 
 AnyRecord = Started | Agent | Begun | Ended | Excluded | NoRequeue | Replaced | Heir | Sample | Rollout | Spent
 
+
+def not_after(record: AnyRecord, now: float) -> AnyRecord:
+    """The same record, with no time in it that has not come yet."""
+    if isinstance(record, Rollout):
+        state = record.state
+        since, moved = min(state.since, now), min(state.moved, now)
+        record = Rollout(record.at, msgspec.structs.replace(state, since=since, moved=moved))
+    return msgspec.structs.replace(record, at=min(record.at, now))
+
+
 REMEMBER_SECONDS = 24 * 3600.0
 _SAMPLES = 1024
 
@@ -206,6 +216,8 @@ class Memory:
             case Ended():
                 begun = self.open.pop(record.key, None)
                 if not record.error and record.kind == "resubmit":
+                    if begun is not None and begun.job:
+                        self._new(record.job)
                     self._place(record.key, record.job)
                     if begun is not None and begun.job not in ("", record.job):
                         self.replaced[begun.job] = record.at
@@ -221,6 +233,7 @@ class Memory:
                 if record.over:
                     self.heirs.pop(record.key, None)
                 else:
+                    self._new(record.job)
                     self.heirs[record.key] = record
             case Sample():
                 self.samples = [*self.samples[-_SAMPLES:], record]
@@ -228,6 +241,11 @@ class Memory:
                 self.rollout = record
             case Spent():
                 self.spent = record
+
+    def _new(self, job: str) -> None:
+        """See `Fleet.submitted`."""
+        self.replaced.pop(job, None)
+        self.cancelled.pop(job, None)
 
     def _place(self, key: str, job: str) -> None:
         self.placed[key] = job

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from exahpc.broker.values import NO_WORD, JobWord
 from exahpc.wire.messages import ReplicaState
 
-AWAY_SECONDS = 120.0  # for an agent to be back after a change: its supervisor gives up soon after
+AWAY_SECONDS = 120.0  # for an agent to be back after a change, at the most: its supervisor gives up soon after
+FIRST_AWAY, LEAST_AWAY, SLOWER = 60.0, 30.0, 4.0  # before any was seen to come back; after that, times the slowest
 
 
 @dataclass(frozen=True)
 class Task:
     """One task of the deployment as the fleet knows it. alive: its agent's beats arrive; version: that its agent
-    serves; slots: replicas that it is to have; sequences: those that each of them runs at once."""
+    serves; slots: replicas that it is to have; sequences: those that each of them runs at once; job: what
+    Slurm said of its job since its agent went away."""
 
     key: str
     pool: str
@@ -25,6 +28,7 @@ class Task:
     slots: int
     sequences: int
     replicas: tuple[ReplicaState, ...] = ()
+    job: JobWord = NO_WORD
 
     @property
     def ready(self) -> int:
@@ -84,11 +88,13 @@ class _Way:
 
 
 class Moving:
-    """Tasks that were moved and do not serve yet. late: those that did not in time."""
+    """Tasks that were moved and do not serve yet. late: those that did not in time; slowest: longest time until an
+    agent that had gone was back, 0 when none was seen."""
 
-    def __init__(self, seconds: float, keys: Iterable[str] = (), due: float = 0.0) -> None:
-        """seconds: from an agent's hello until it must serve; keys: moved by an earlier broker."""
-        self._seconds = seconds
+    def __init__(self, seconds: float, keys: Iterable[str] = (), due: float = 0.0, slowest: float = 0.0) -> None:
+        """seconds: from an agent's hello until it must serve; keys: moved by an earlier broker; slowest: known
+        from earlier."""
+        self._seconds, self.slowest = seconds, slowest
         self._ways = {key: _Way(due, seen=False) for key in keys}
         self.late: set[str] = set()
 
@@ -114,8 +120,11 @@ class Moving:
             if way is None:
                 continue
             self._note(way, task, wanted(task.key), now)
-            gone = way.away is not None and now - way.away > AWAY_SECONDS
+            gone = way.away is not None and (bool(task.job.over) or now - way.away > self._patience)
             serves = task.serves(wanted(task.key))
+            if not task.alive and task.job.taken:  # as one that was away before: it changes when it is back
+                del self._ways[task.key]
+                continue
             if not (serves or gone or now > way.due):
                 continue
             del self._ways[task.key]
@@ -124,7 +133,14 @@ class Moving:
                 why = self._why(task)
         return why
 
+    @property
+    def _patience(self) -> float:
+        """Nodes and file systems under load start agents slowly: the others tell how slowly."""
+        return min(AWAY_SECONDS, max(LEAST_AWAY, SLOWER * self.slowest)) if self.slowest else FIRST_AWAY
+
     def _note(self, way: _Way, task: Task, version: str, now: float) -> None:
+        if task.alive and way.away is not None and way.seen:
+            self.slowest = max(self.slowest, now - way.away)
         way.seen |= task.alive
         way.away = None if task.alive else now if way.away is None else way.away
         if task.alive and task.version == version and not way.up:
@@ -132,6 +148,7 @@ class Moving:
 
     def _why(self, task: Task) -> str:
         if not task.alive:
-            return f"{task.key} was not back {AWAY_SECONDS:g} s after its agent ended"
+            waited = f"{self._patience:.0f} s after its agent ended"
+            return f"{task.key} was not back {waited}" if not task.job.over else f"{task.key}: {task.job.over}"
         story = next((f" ({replica.story})" for replica in task.replicas if replica.story), "")
         return f"{task.key} was not ready within rollout.seconds = {self._seconds:g}{story}"

@@ -6,7 +6,7 @@ actions of the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -17,11 +17,11 @@ from exahpc.broker.fleet import Fleet
 from exahpc.broker.health import Health
 from exahpc.broker.illness import HandBack, Order, Restart, Weigh
 from exahpc.broker.memory import Spent
-from exahpc.broker.moving import Task
+from exahpc.broker.moving import AWAY_SECONDS, Task
 from exahpc.broker.release import Release, Work
 from exahpc.broker.rollout import Rollout
 from exahpc.broker.scaler import Change, Demand, PoolState, Scaler
-from exahpc.broker.values import AgentView, Decided, FleetAction
+from exahpc.broker.values import NO_WORD, AgentView, Decided, FleetAction, JobWord
 from exahpc.broker.versions import RolloutState
 from exahpc.deployment.policy import Scaling
 from exahpc.deployment.spec import Deployment, Pool
@@ -54,6 +54,8 @@ class Policies:
         """The deployment is taken down: no version is changed any more."""
         self.account = Account(deployment.budget.node_hours, spent, now)
         """Node-hours; whoever has the fleet's clock ticks it."""
+        self.said: Callable[[AgentView], JobWord] = lambda view: NO_WORD
+        """What Slurm said of an absent task; set by whoever asks Slurm."""
         self.work = Work()
         """Of batches."""
         self._release = Release(deployment, now) if deployment.budget.release_idle else None
@@ -111,6 +113,7 @@ class Policies:
                 len(slots[view.pool].slots_of_task(view.task)),
                 view.sequences,
                 tuple(replicas),
+                self.said(view) if view.phase != "alive" else NO_WORD,
             )
             for view, _, _, replicas in self._fleet.snapshot()
             if not view.parked
@@ -132,7 +135,7 @@ class Policies:
         actions: list[FleetAction] = []
         if not may_grow:
             for view in list(self._fleet.absent()):
-                if view.phase != "expected":
+                if self._needs_node(view, now):
                     actions += self._fit([Change(view.key, False)], now)
         changes: list[Change] = []
         if self._release is not None:
@@ -144,6 +147,13 @@ class Policies:
         if self.rollout.state.changing:  # it counts on the tasks that it has seen
             changes = [change for change in changes if change.wake]
         return actions + self._fit(changes, now)
+
+    def _needs_node(self, view: AgentView, now: float) -> bool:
+        """An absent task: one whose agent is started again in its job, for another version, does not."""
+        if view.phase == "gone" and not view.handed_back and now - view.since < AWAY_SECONDS:
+            word = self.said(view)
+            return bool(word.over) or word.taken
+        return view.phase != "expected"
 
     @property
     def over(self) -> bool:

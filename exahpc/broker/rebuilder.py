@@ -18,7 +18,7 @@ from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.successors import Successors
 from exahpc.broker.values import AgentView
 from exahpc.errors import ExahpcError
-from exahpc.slurm.api import RequeueDisabled
+from exahpc.slurm.api import RequeueDisabled, Unanswered
 
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster
@@ -84,7 +84,7 @@ class Rebuilder:
                 self.recovery.wake(view.key)
         self._parked = {view.key for view in surplus if self._fleet.parked(view.key)}
         self.successors.turn(absent, self._parked, frozen=self.frozen)
-        acts = self.recovery.decide(absent, now, self._succession.all_heirs())
+        acts = self.recovery.decide(absent, now, self._succession.succeeded())
         for act in acts + self.recovery.surplus(self._fleet.surplus(), now):
             self._spawn(self._perform(act))
         for alert in self.recovery.alerts():
@@ -94,13 +94,14 @@ class Rebuilder:
         """What is read once."""
         try:
             self._succession.chained((await self._cluster.book()).chain)
-        except ExahpcError as error:
+        except (ExahpcError, OSError) as error:
             _log.warning("the job book cannot be read: %s", error)
 
     async def _query(self, asked: float) -> None:
         try:
             living = self.recovery.arrays() | self._succession.arrays()
-            pools, records = await self._cluster.query(living, search=self._succession.searching)
+            searching = self._succession.searching or self.recovery.searching
+            pools, records = await self._cluster.query(living, search=searching)
         except ExahpcError as error:  # never means that a job failed: the last answer stays
             self._trouble = self._trouble or (asked, str(error))
             _log.warning("Slurm cannot be asked: %s", error)
@@ -110,7 +111,7 @@ class Rebuilder:
             await self._place()
         for pool, arrays in pools.items():
             self._arrays.update(arrays)
-            self.recovery.placed(pool, arrays, records)
+            self.recovery.placed(pool, arrays, records, self._now())
         self.recovery.answered(records, asked)
         self._succession.answered(records, asked, self._now())
         self._succession.search(pools, records, self._now())
@@ -123,25 +124,34 @@ class Rebuilder:
             _log.warning("the switches are not known yet: %s", error)
 
     async def _perform(self, act: Act) -> None:
-        await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
-        if act.suspect:
-            self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
-        job, error, disabled = act.job, "", False
+        job, error, disabled, unknown, tried = act.job, "", False, False, False
         try:
+            await self._journal.durable(Begun(at=self._now(), key=act.key, kind=act.kind, job=act.job))
+            if act.suspect:
+                self._journal.append(Excluded(at=self._now(), node=act.suspect, why=f"{act.key}: {act.why}"))
             if self.draining or self._fleet.peer_of(act.key) is not None:
                 error = "not needed any more"
             else:
                 _log.warning("%s %s (job %s): %s", act.kind, act.key, act.job, act.why)
+                tried = True
                 job = await self._cluster.perform(act)
+        except OSError as full:  # what no other broker would know of is not done
+            error = f"the journal cannot be written: {full}"
+            _log.error("%s of %s is not tried: %s", act.kind, act.key, error)
         except ExahpcError as refused:
             error, disabled = str(refused), isinstance(refused, RequeueDisabled)
+            unknown = isinstance(refused, Unanswered)
             _log.error("%s of %s failed: %s", act.kind, act.key, refused)
         now = self._now()
-        if self.recovery.done(act.key, act.kind, job, error, now, disabled=disabled):
+        if act.kind == "resubmit" and not error:
+            self._fleet.submitted(job)
+        how = {"disabled": disabled, "unknown": unknown, "tried": tried}
+        if self.recovery.done(act.key, act.kind, job, error, now, **how):
             pool = act.key.rpartition("/")[0]
             _log.warning("pool %s: this site does not requeue; lost tasks are resubmitted", pool)
             self._journal.append(NoRequeue(at=now, pool=pool, why=error))
-        await self._journal.durable(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
+        if not unknown:  # else it stays in the journal as one whose end nobody knows
+            self._journal.append(Ended(at=now, key=act.key, kind=act.kind, job=job, error=error))
 
     async def _adopt(self, pool: str, array: str) -> None:
         try:

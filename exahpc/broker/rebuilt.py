@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from exahpc.broker.memory import Kind
+from exahpc.broker.verdict import SURE
 from exahpc.deployment.spec import Pool
 from exahpc.slurm.api import ENDED, JobRecord
 
 Run = tuple[str, int, tuple[str, ...]]
 """One run of a job: its id, how often it was requeued, its nodes."""
+
+
+class Ending(NamedTuple):
+    """asked: when Slurm was asked; raw: its word."""
+
+    asked: float
+    job: str
+    raw: str
+
+    @property
+    def own(self) -> bool:
+        """What ran there ended: not because its nodes were taken away."""
+        return self.raw.partition(" ")[0] in ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "LAUNCH_FAILED")
 
 
 @dataclass
@@ -19,7 +34,8 @@ class Task:
     again; given_up: its budget is spent; record: Slurm's last word, to a query that began at `asked`; endings:
     answers in a row that told the same ending; doing: asked of Slurm just now; acted: when the last deed ended;
     settling: until Slurm's answers show it, which they cannot (`unseen`) when it may have made a job that nobody
-    knows; refused: requeues that Slurm refused in a row."""
+    knows; refused: requeues that Slurm refused in a row; ended: the last ending of
+    a job that it lived in."""
 
     job: str
     pool: Pool
@@ -40,6 +56,7 @@ class Task:
     settled_run: Run | None = None
     refused: int = 0
     story: str = ""
+    ended: Ending | None = None
 
     def answered(self, record: JobRecord, asked: float) -> None:
         """Slurm's word on its job. One from before our last deed says nothing."""
@@ -47,6 +64,8 @@ class Task:
             return
         same = self.record is not None and (self.record.id, self.record.raw) == (record.id, record.raw)
         self.endings = (self.endings if same else 0) + 1 if record.state in ENDED else 0
+        if self.endings >= SURE:
+            self.ended = Ending(asked, record.id, record.raw)
         run = (record.id, record.restarts, record.nodes) if record.state == "running" else None
         if run is not None and run != self.run:
             self.running_since = asked

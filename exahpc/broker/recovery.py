@@ -14,10 +14,10 @@ from exahpc.broker.limits import Allowance, Limits, Refusal, loads_at_once
 from exahpc.broker.memory import Kind, Memory
 from exahpc.broker.rebuilt import Task
 from exahpc.broker.switches import Dark, Network
-from exahpc.broker.values import AgentView
+from exahpc.broker.values import AgentView, JobWord
 from exahpc.broker.verdict import PATIENCE, Facts, Patience, Verdict, is_blind, judge
 from exahpc.deployment.spec import Deployment
-from exahpc.slurm.api import JobRecord
+from exahpc.slurm.api import ENDED, JobRecord
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,19 @@ class Recovery:
 
     # --- events ----------------------------------------------------------------------------------------------
 
-    def placed(self, pool: str, arrays: Sequence[str], records: Mapping[str, JobRecord]) -> None:
+    def placed(self, pool: str, arrays: Sequence[str], records: Mapping[str, JobRecord], now: float) -> None:
         """The job book. A task of which nothing was heard lives in the newest array that Slurm says holds it, or
-        else in the first one, which held them all."""
+        else in the first one, which held them all. One that was submitted without an answer lives in a newer one
+        than before, if there is one."""
         for number in range(self._pools[pool].tasks if arrays else 0):
             task = self._tasks[f"{pool}/{number}"]
+            ids = [f"{array}_{number}" for array in arrays]
+            if task.job and task.unseen:
+                found = [job for job in ids if job in records and records[job].state not in ENDED]
+                if found and found[-1] != task.job and found[-1] not in self._replaced:
+                    self._replaced.add(task.job)
+                    task.move(found[-1], now)
             if not task.job:
-                ids = [f"{array}_{number}" for array in arrays]
                 task.job = next((job for job in reversed(ids) if job in records), ids[0])
 
     def up(self, key: str, job: str, node: str = "") -> None:
@@ -97,6 +103,11 @@ class Recovery:
         if job in self._replaced:
             return
         self._tasks[key].up(job, node)
+
+    def submitted(self, job: str) -> None:
+        """See `Fleet.submitted`."""
+        self._replaced.discard(job)
+        self._cancelled.discard(job)
 
     def loaded(self, key: str) -> None:
         """All replicas of its agent are ready."""
@@ -118,9 +129,25 @@ class Recovery:
             if task.job:
                 task.answered(records.get(task.job) or JobRecord(task.job, "lost", "unknown to Slurm"), asked)
 
-    def done(self, key: str, kind: Kind, job: str, error: str, now: float, *, disabled: bool = False) -> bool:
+    @property
+    def searching(self) -> bool:
+        """Jobs may have been submitted that nobody has noted."""
+        return any(task.unseen for task in self._tasks.values())
+
+    def done(
+        self,
+        key: str,
+        kind: Kind,
+        job: str,
+        error: str,
+        now: float,
+        *,
+        disabled: bool = False,
+        unknown: bool = False,
+        tried: bool = True,
+    ) -> bool:
         """A deed has ended; error: "" or why it failed; job: the new job of a resubmission; disabled: Slurm does
-        not requeue such jobs.
+        not requeue such jobs; unknown: Slurm may have done it, and may tell so later; tried: it was asked at all.
 
         True when that was news about the pool (to be journalled).
         """
@@ -129,6 +156,11 @@ class Recovery:
         task.endings = 0
         if error:
             task.story = f"{kind} failed: {error}"
+            task.settling = task.unseen = unknown and kind == "resubmit"
+            if not tried:
+                if kind != "cancel" and not task.woken:
+                    self._allowance.untried(key)
+                return False
             if kind == "cancel":  # cost nothing when it began; a failing one must be paced
                 self._allowance.spend(key, now)
             if kind != "requeue":
@@ -145,6 +177,7 @@ class Recovery:
             task.rebuilt = now
         if kind == "resubmit":
             self._replaced.add(task.job)
+            self.submitted(job)
             task.move(job, now)
             task.settling = True
         return False
@@ -213,6 +246,14 @@ class Recovery:
     def record(self, key: str) -> JobRecord | None:
         """The last that Slurm said of this task."""
         return self._tasks[key].record
+
+    def said(self, view: AgentView) -> JobWord:
+        """What Slurm said of an absent task."""
+        task = self._tasks[view.key]
+        if task.ended is not None and task.ended.asked > view.since:
+            words = f"its job {task.ended.job} is over ({task.ended.raw})"
+            return JobWord(over=words) if task.ended.own else JobWord(taken=True)
+        return JobWord(taken=task.waits and task.asked > view.since)
 
     def job(self, key: str) -> str:
         return self._tasks[key].job

@@ -53,7 +53,8 @@ class Rollout:
         serving = [task for task in in_turn(tasks) if task.ready]
         if not serving:
             raise DeploymentError("no task has a ready replica, so nothing could be compared: wait for one")
-        self._gates, self._figures, self._moving = gates, Figures(before.current, version), Moving(gates.seconds)
+        self._gates, self._figures = gates, Figures(before.current, version)
+        self._moving = Moving(gates.seconds, slowest=self._moving.slowest)
         self._figures.absorb(tasks)
         self.state = msgspec.structs.replace(
             before.step("start", now), old=before.current, new=version, tasks=frozenset(), promoted=False
@@ -144,7 +145,7 @@ class Rollout:
         self.state = self.state.step(event, now, story)
         self._progress = story
         if self.state.phase == "reverting":
-            self._moving = Moving(self._gates.seconds)
+            self._moving = Moving(self._gates.seconds, slowest=self._moving.slowest)
 
     def _next(self, left: list[str], tasks: Sequence[Task], waiting: int, most: int = 0) -> list[str]:
         """most: at once; default: `rollout.step`."""

@@ -17,12 +17,12 @@ from exahpc.broker.learned import Learned
 from exahpc.broker.lineage import Cancel, Lineage, Promote, Succeed, SuccessionAct
 from exahpc.broker.memory import Memory
 from exahpc.broker.values import AgentView
-from exahpc.broker.verdict import PATIENCE, Patience, is_blind
+from exahpc.broker.verdict import PATIENCE, SURE, Patience, is_blind
 from exahpc.deployment.spec import Deployment
-from exahpc.slurm.api import ENDED, JobRecord
+from exahpc.slurm.api import ENDED, JobRecord, JobState
 
 RETRY_SECONDS, LONGEST_RETRY = 30.0, 900.0
-BACK_SECONDS = 15.0
+_RUNS: tuple[JobState, ...] = ("running", "suspended")
 
 
 class Succession:
@@ -35,7 +35,7 @@ class Succession:
         self._tasks = {f"{p.name}/{task}": Lineage(p.name) for p in deployment.pool for task in range(p.tasks)}
         self._learned = Learned((sample.pool, sample.what, sample.seconds) for sample in memory.samples)
         self._leads = {pool.name: Leads(deployment, pool, self._learned, now) for pool in deployment.pool}
-        self._chain: Mapping[str, Sequence[str]] = {}
+        self._chain: dict[str, list[str]] = {}  # what is left of it
         self._unasked: set[str] = set()  # tasks whose end is not known, until Slurm was asked
         self._spent: dict[str, tuple[str, float]] = {}  # job -> (task, since when it should be over)
         for key, agent in memory.agents.items():
@@ -55,7 +55,7 @@ class Succession:
         awaited, task.awaited = task.awaited, 0.0
         promoted = awaited > 0 and view.job == task.job
         if view.job and view.job != task.job:
-            task.job, task.until, task.began = view.job, 0.0, now
+            task.job, task.until, task.began, task.word = view.job, 0.0, now, "running"
             task.declined, task.failures, task.retry = False, 0, 0.0
             if view.job == task.heir or task.state == "asked":
                 task.forget()
@@ -81,7 +81,7 @@ class Succession:
         task = self._tasks[view.key]
         self._spent[view.job] = (view.key, now)
         if view.job == task.heir:
-            self._failed(task, now)
+            self._failed(view.key, task, now)
 
     def loaded(self, pool: str, seconds: float) -> None:
         """An agent's replicas are ready, so long after its hello."""
@@ -93,16 +93,25 @@ class Succession:
 
     def chained(self, chain: Mapping[str, Sequence[str]]) -> None:
         """What `up` submitted in advance: "pool/task" -> jobs in their order."""
-        self._chain = chain
+        self._chain = {key: list(jobs) for key, jobs in chain.items()}
         for key, task in self._tasks.items():
             self._follow(key, task)
 
     def _follow(self, key: str, task: Lineage) -> None:
         """The successor in the chain is the one behind the current job."""
-        jobs = list(self._chain.get(key, ()))
-        left = jobs[jobs.index(task.job) + 1 :] if task.job in jobs else jobs
-        if self._mode == "chain" and left and task.state == "none":
-            task.state, task.heir, task.asked = "queued", left[0], 0.0
+        jobs = self._chain.get(key, [])
+        if task.job in jobs:
+            del jobs[: jobs.index(task.job) + 1]
+        if self._mode == "chain" and jobs and task.state == "none":
+            task.state, task.heir, task.asked = "queued", jobs[0], 0.0
+
+    def _drop(self, key: str, task: Lineage) -> None:
+        """The successor is of no use. In a chain another one is behind it, which starts as soon as that ends."""
+        jobs = self._chain.get(key, [])
+        if task.heir in jobs:
+            del jobs[: jobs.index(task.heir) + 1]
+        task.forget()
+        self._follow(key, task)
 
     def answered(self, records: Mapping[str, JobRecord], asked: float, now: float) -> None:
         """Slurm's answer to a query that began at `asked`. A job that is not in it is unknown to Slurm."""
@@ -111,13 +120,15 @@ class Succession:
                 self._unasked.discard(key)
                 record = records.get(task.job)
                 task.until = record.end if record is not None and record.end else task.until
+                task.looked, task.word = asked, record.state if record is not None else "lost"
             if task.state not in ("queued", "here"):
                 continue
             heir = records.get(task.heir)
+            task.tied = heir is not None and heir.reason == "Dependency"
             task.endings = task.endings + 1 if heir is None or heir.state in ENDED else 0
-            if task.endings >= 2:
+            if task.endings >= SURE:
                 task.declined = heir is not None and heir.raw.startswith("CANCELLED")
-                self._failed(task, now)
+                self._failed(key, task, now)
         for job in [job for job in self._spent if job not in records or records[job].state in ENDED]:
             del self._spent[job]
         for job, (key, due) in self._spent.items():
@@ -137,23 +148,25 @@ class Succession:
                     task.state, task.heir, task.endings, task.orphan = "queued", job, 0, False
                     break
             if task.orphan and now - task.asked > self._patience.settle:
-                self._failed(task, now)
+                self._failed(key, task, now)
 
     @property
     def searching(self) -> bool:
         """Whether `search` may find something."""
         return any(task.orphan for task in self._tasks.values())
 
-    def submitted(self, key: str, job: str, error: str, now: float) -> None:
-        """How a `Succeed` went."""
+    def submitted(self, key: str, job: str, error: str, now: float, *, unknown: bool = False) -> None:
+        """How a `Succeed` went. unknown: Slurm may have taken it, and may tell so later."""
         task = self._tasks[key]
-        if error:
-            self._failed(task, now)
+        if unknown:
+            task.orphan, task.asked = task.state == "asked", now
+        elif error:
+            self._failed(key, task, now)
         elif task.state == "asked":  # else its agent was faster than our answer
             task.state, task.heir, task.asked, task.endings = "queued", job, now, 0
 
-    def _failed(self, task: Lineage, now: float) -> None:
-        task.forget()
+    def _failed(self, key: str, task: Lineage, now: float) -> None:
+        self._drop(key, task)
         task.retry = now + min(LONGEST_RETRY, RETRY_SECONDS * 2**task.failures)
         task.failures += 1
 
@@ -171,13 +184,14 @@ class Succession:
         for key, task in self._tasks.items():
             if task.state == "asked":
                 continue
-            if key in parked:
+            if key in parked or (frozen and task.state == "queued"):
                 if task.heir:
-                    acts.append(Cancel(key, task.heir, "its task is not needed now"))
+                    why = "its task is not needed now" if key in parked else "the budget is used up"
+                    acts.append(Cancel(key, task.heir, why))
                     self._spent[task.heir] = (key, now + self._patience.settle)
-                    task.forget()
+                    self._drop(key, task)
             elif key in away:
-                if task.heir and self._is_over(task, away[key], now, blind):
+                if task.succeeded and self._is_over(task, away[key], now, blind):
                     acts += self._promote(key, task, away[key], now)
             elif task.state == "none" and task.until and not task.declined and key not in ending:
                 ends.setdefault(task.pool, []).append(End(task.until, key, task.began, task.retry))
@@ -187,13 +201,14 @@ class Succession:
         return acts + self._sweep(now)
 
     def _is_over(self, task: Lineage, view: AgentView, now: float, blind: bool) -> bool:
-        """An agent that is only restarted in its job is back within seconds."""
+        """An agent may only be restarted in its job, which takes as long as its node is slow: Slurm knows."""
         if view.job != task.job:  # the task was promoted already, and its agent is on its way
             return False
         away = now - view.since
         match view.phase:
             case "gone":
-                return view.handed_back or away >= BACK_SECONDS
+                over = task.looked > view.since and task.word not in _RUNS
+                return view.handed_back or over or away >= self._patience.start
             case "lost":
                 return not blind and away >= self._patience.hung
             case _:
@@ -202,7 +217,7 @@ class Succession:
     def _promote(self, key: str, task: Lineage, view: AgentView, now: float) -> list[SuccessionAct]:
         old, job = task.job, task.heir
         task.forget()
-        task.job, task.until, task.began, task.awaited = job, 0.0, 0.0, task.asked
+        task.job, task.until, task.began, task.awaited, task.word = job, 0.0, 0.0, task.asked, "pending"
         self._follow(key, task)
         acts: list[SuccessionAct] = [Promote(key, job, old)]
         self.retired(key, old, now)
@@ -237,6 +252,10 @@ class Succession:
     def all_heirs(self) -> dict[str, str]:
         """Task -> job of its successor, where one is under way."""
         return {key: task.heir for key, task in self._tasks.items() if task.heir}
+
+    def succeeded(self) -> set[str]:
+        """Tasks that need no other care, because a successor is under way."""
+        return {key for key, task in self._tasks.items() if task.succeeded}
 
     @property
     def curious(self) -> bool:

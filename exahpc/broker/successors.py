@@ -18,6 +18,7 @@ from exahpc.broker.recovery import Act, Recovery
 from exahpc.broker.succession import Succession
 from exahpc.broker.values import AgentView, FleetAction
 from exahpc.errors import ExahpcError
+from exahpc.slurm.api import Unanswered
 from exahpc.wire.messages import DrainAgent, ReplicaState
 
 if TYPE_CHECKING:
@@ -107,19 +108,23 @@ class Successors:
         self._known = heirs
 
     async def _submit(self, act: Succeed) -> None:
-        await self._journal.durable(Heir(at=self._now(), key=act.key, job=""))
-        job, error = "", ""
+        job, error, unknown = "", "", False
         try:
+            await self._journal.durable(Heir(at=self._now(), key=act.key, job=""))
             _log.info("submitting the successor of %s: %s", act.key, act.why)
             exclude = self._recovery.avoid(self._now())
             job = await self._cluster.perform(Act(act.key, "resubmit", "", "", exclude, act.why))
-        except ExahpcError as refused:
-            error = str(refused)
+        except (ExahpcError, OSError) as refused:
+            error, unknown = str(refused), isinstance(refused, Unanswered)
             _log.error("the successor of %s was not submitted: %s", act.key, error)
         now = self._now()
-        self.succession.submitted(act.key, job, error, now)
-        self._known[act.key] = job
-        await self._journal.durable(Heir(at=now, key=act.key, job=job, over=bool(error)))
+        if job:
+            self._fleet.submitted(job)
+            self._recovery.submitted(job)
+        self.succession.submitted(act.key, job, error, now, unknown=unknown)
+        if not unknown:  # else it stays in the journal as one that is asked for
+            self._known[act.key] = job
+            self._journal.append(Heir(at=now, key=act.key, job=job, over=bool(error)))
 
     async def _cancel(self, act: Cancel) -> None:
         _log.warning("cancelling job %s of %s: %s", act.job, act.key, act.why)

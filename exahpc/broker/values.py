@@ -41,6 +41,19 @@ class AgentView:
 
 
 @dataclass(frozen=True)
+class JobWord:
+    """What Slurm said of an absent task's job since its agent went away. over: in which words it ended by itself,
+    "" while it did not; taken: Slurm or somebody took its nodes away, whatever ran there: cancelled, preempted, at
+    its limit, or waiting to be run again."""
+
+    over: str = ""
+    taken: bool = False
+
+
+NO_WORD = JobWord()
+
+
+@dataclass(frozen=True)
 class Tell:
     """Send `message` to this connection of an agent."""
 

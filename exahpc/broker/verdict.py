@@ -18,6 +18,8 @@ from exahpc.broker.memory import Kind
 from exahpc.broker.values import AgentView
 from exahpc.slurm.api import JobRecord
 
+SURE = 2  # answers in a row that tell the same ending, until it counts
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -105,7 +107,7 @@ def judge(facts: Facts, patience: Patience, now: float) -> Verdict:
             suspect = view.node if hung and view.node else (record.nodes[0] if record.nodes else "")
             return Verdict("requeue" if facts.requeue else "cancel", f"{silent} for {now - since:.0f} s", suspect)
         case "completed" | "failed" | "lost":
-            if facts.endings < 2:
+            if facts.endings < SURE:
                 return Verdict(None, f"Slurm says {record.raw}: asking once more")
             if record.raw.startswith("CANCELLED") and not facts.ours:
                 return Verdict(None, "its job was cancelled by somebody: `exahpc up` starts it again")

@@ -99,7 +99,7 @@ def _explain(deployment: Deployment, path: Path, *, as_json: bool) -> None:
         tasks = sum(pool.tasks for pool in deployment.pool)
         notes.print(
             f"Then, for each of {tasks} tasks: {deployment.walltime.chain} more of its kind, one after another, "
-            f"with --dependency=afterany:JOB",
+            f"with --dependency=after:JOB+MINUTES?afterany:JOB (without a time limit: afterany:JOB)",
             soft_wrap=True,
         )
     notes.print("These files run:")

@@ -71,8 +71,9 @@ class Walltime(Frozen, frozen=True):
 
     successors: Successors = "auto"
     """"auto": a task's successor is submitted in time for it to be ready before the task ends; "chain": `up`
-    submits successors in advance, each waiting for its predecessor's end, for sites whose nodes may not run sbatch
-    and where nobody runs `exahpc watch`; "off": Slurm requeues the task."""
+    submits successors in advance, each starting in time before its predecessor's end (which needs `slurm.time`),
+    for sites whose nodes may not run sbatch and where nobody runs `exahpc watch`; "off": Slurm requeues the
+    task."""
     chain: int = 1
     """With "chain": successors of each task, one after another."""
     most_lead_seconds: float = 1800.0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from exahpc.broker.journal import replay
+from exahpc.broker.leads import in_advance
+from exahpc.broker.learned import Learned
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
 from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
@@ -66,17 +70,18 @@ def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: 
     Raises SlurmError when one is refused; then all that was submitted is cancelled.
     """
     book, python = JobBook.load(folder.path), deployment.launcher.python or "python3"
+    samples = replay(folder.path / "journal").samples  # of earlier lives of this deployment
+    learned = Learned((sample.pool, sample.what, sample.seconds) for sample in samples)
     count = 0
     for pool in deployment.pool:
-        for task in range(pool.tasks):
+        delays = in_advance(deployment, pool, learned)
+        for task in range(pool.first_tasks):
             before, follows = f"{book.pools[pool.name][0]}_{task}", []
-            for _ in range(deployment.walltime.chain):
-                after = f"afterany:{before}"
-                made = pool_submission(
-                    deployment, pool, folder.path, python, scripts, array=str(task), dependency=after
-                )
+            for link in range(deployment.walltime.chain):
+                minutes = delays[-1 if link else task] if delays is not None else None
+                made = partial(pool_submission, deployment, pool, folder.path, python, scripts, array=str(task))
                 try:
-                    before = f"{client.submit(made)}_{task}"
+                    before = f"{_follow(client, made, before, minutes)}_{task}"
                 except SlurmError as error:
                     _take_back(client, folder, book)
                     raise SlurmError(f"the successor of {pool.name}/{task} was refused: {error}") from error
@@ -85,6 +90,25 @@ def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: 
                 book.save(folder.path)
                 count += 1
     return count
+
+
+def _follow(client: SlurmClient, made: Callable[..., Submission], job: str, minutes: int | None) -> str:
+    """A Slurm that knows no minutes behind `after` (before 20.02) refuses them: then `job` has to end first."""
+    try:
+        return client.submit(made(dependency=following(job, minutes)))
+    except SlurmError as error:
+        if minutes is None or "dependency" not in str(error).lower():
+            raise
+        return client.submit(made(dependency=following(job, None)))
+
+
+def following(job: str, minutes: int | None) -> str:
+    """Dependency of a job's successor: it may start so many minutes after the job has started, and when it has
+    ended, however soon that is.
+
+    In this order: some versions of Slurm take the first "+" behind a job id for that id's, across a "?".
+    """
+    return f"afterany:{job}" if minutes is None else f"after:{job}+{minutes}?afterany:{job}"
 
 
 def living(client: SlurmClient, folder: Folder) -> list[JobRecord]:

@@ -92,7 +92,7 @@ def begin(
     wanted = cluster.submissions(deployment, folder.path, found)
     cluster.submit(client, folder, wanted, lambda name, job: told(f"submitted {name} as job {job}"))
     if deployment.walltime.successors == "chain":
-        told(f"submitted {cluster.chain(client, folder, deployment, found)} jobs that follow those at their end")
+        told(f"submitted {cluster.chain(client, folder, deployment, found)} successors in advance")
     if deployment.head.placement == "local":
         local.start(folder, {"head": local.commands(deployment, folder.path, found)["head"]})
         told("started the head on this machine")

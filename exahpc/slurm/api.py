@@ -77,6 +77,10 @@ class Submission(msgspec.Struct, frozen=True):
         )
 
 
+class Unanswered(SlurmError):
+    """Slurm was told to do something, and nobody knows whether it does."""
+
+
 class RequeueDisabled(SlurmError):
     """This job, or every job of the site, may not be requeued: submit anew instead."""
 

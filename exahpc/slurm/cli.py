@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 
 from exahpc.errors import SlurmError
 from exahpc.slurm import squeue, topology
-from exahpc.slurm.api import JobRecord, RequeueDisabled, Submission
+from exahpc.slurm.api import JobRecord, RequeueDisabled, Submission, Unanswered
 from exahpc.slurm.process import Answer, ask, call
 from exahpc.slurm.squeue import Row
 from exahpc.slurm.states import RETURNING
@@ -42,6 +43,7 @@ class CommandLine:
         self._poll = poll
         self._returning: dict[str, float] = {}  # id -> since when it is on its way back
         self._waiting: dict[str, float] = {}  # id -> since when it waits after a requeue
+        self._submitting = threading.Lock()
         self._flags = 0  # the first squeue call in squeue.CALLS that this site understands
 
     # --- submit ----------------------------------------------------------------------------------------------
@@ -51,20 +53,10 @@ class CommandLine:
         for flag in submission.flags:
             if flag.startswith("--output=/"):
                 Path(flag.partition("=")[2]).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = self.named(submission.name)
-        answer = call(submission.argv())
-        if answer.passing:
-            log.warning("sbatch: %s; looking whether %s was taken", answer.error.strip(), submission.name)
-            time.sleep(2.0)
-            taken = self.named(submission.name) - before
-            if len(taken) == 1:
-                return taken.pop()
-            if taken:
-                raise SlurmError(
-                    f"somebody else submits {submission.name} at the same time ({', '.join(sorted(taken))}): "
-                    f"cancel what is not wanted and try again"
-                )
-            answer = call(submission.argv())
+        with self._submitting:  # so that what shows up under this name meanwhile is this one
+            answer = self._submit(submission)
+        if isinstance(answer, str):
+            return answer
         if not answer.ok and answer.says("requeue") and "--requeue" in submission.flags:
             log.warning("this site refuses --requeue (%s): submitting without it", answer.error.strip())
             kept = tuple(flag for flag in submission.flags if flag != "--requeue")
@@ -75,6 +67,41 @@ class CommandLine:
         if not job.isdigit():
             raise SlurmError(f"{submission.name}: sbatch answered {answer.out!r} instead of a job id")
         return job
+
+    def _submit(self, submission: Submission) -> Answer | str:
+        """sbatch's answer, or the job where the answer got lost and the job did not.
+
+        Raises Unanswered where a job may yet come: a controller that hangs may get to it much later.
+        """
+        before = self.named(submission.name)
+        for again in (True, False):
+            try:
+                answer = call(submission.argv())
+                if not answer.passing:
+                    return answer
+                lost = Unanswered(str(answer.failure(f"{submission.name} may have been submitted")))
+            except Unanswered as error:
+                lost, again = error, False
+            log.warning("%s; looking whether it was taken", lost)
+            time.sleep(2.0)
+            if job := self._taken(submission.name, before, lost):
+                return job
+            if not again:
+                raise lost
+        raise AssertionError("the second try returns or raises")
+
+    def _taken(self, name: str, before: set[str], lost: Unanswered) -> str:
+        """The job of this name that is new, "" when there is none."""
+        try:
+            taken = self.named(name) - before
+        except SlurmError:
+            raise lost from None
+        if len(taken) > 1:
+            raise SlurmError(
+                f"somebody else submits {name} at the same time ({', '.join(sorted(taken))}): "
+                f"cancel what is not wanted and try again"
+            )
+        return taken.pop() if taken else ""
 
     def named(self, name: str) -> set[str]:
         answer = ask(("squeue", "--noheader", f"--user={_user()}", f"--name={name}", "--format=%F"))

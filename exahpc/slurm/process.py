@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exahpc.errors import SlurmError
+from exahpc.slurm.api import Unanswered
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def call(argv: Sequence[str], *, timeout: float = TIMEOUT) -> Answer:
-    """Run one command. Raises SlurmError when it is not there or does not answer in time."""
+    """Run one command. Raises SlurmError when it is not there, Unanswered when it does not answer in time."""
     try:
         done = subprocess.run(
             argv,
@@ -90,8 +91,10 @@ def call(argv: Sequence[str], *, timeout: float = TIMEOUT) -> Answer:
         raise SlurmError(
             f"{argv[0]} is not on PATH here: load the site's Slurm module, or use a login node"
         ) from None
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise SlurmError(f"{argv[0]} did not answer: {error}") from None
+    except subprocess.TimeoutExpired as error:
+        raise Unanswered(f"{argv[0]} did not answer: {error}") from None
+    except OSError as error:
+        raise SlurmError(f"{argv[0]} cannot be run: {error}") from None
     return Answer(tuple(argv), done.returncode, done.stdout, done.stderr)
 
 

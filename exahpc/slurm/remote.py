@@ -28,7 +28,7 @@ from typing import Any, TypeVar, assert_never
 import msgspec
 
 from exahpc.errors import ExahpcError, SlurmError
-from exahpc.slurm.api import JobRecord, RequeueDisabled, SlurmClient, Submission
+from exahpc.slurm.api import JobRecord, RequeueDisabled, SlurmClient, Submission, Unanswered
 from exahpc.wire.folder import write_atomic
 
 T = TypeVar("T")
@@ -78,11 +78,13 @@ AnyWish = Submit | Jobs | Requeue | Hurry | Cancel | Named | Topology
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """value: what the call returned; error: why it was refused, or ""; disabled: it was a RequeueDisabled."""
+    """value: what the call returned; error: why it was refused, or ""; disabled, unknown: it was a
+    RequeueDisabled, an Unanswered."""
 
     value: Any = None
     error: str = ""
     disabled: bool = False
+    unknown: bool = False
 
 
 def directory(folder: Path) -> Path:
@@ -144,7 +146,7 @@ class Remote:
                         f"nobody runs Slurm's commands for {name}: start `exahpc watch {name}` on a login node"
                     )
                 if not self._appears(answered, self._doing):
-                    raise SlurmError(
+                    raise Unanswered(
                         f"`exahpc watch {name}` took a {verb} and did not answer: it may have happened"
                     )
             answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
@@ -152,7 +154,8 @@ class Remote:
             for path in (answered, taken):
                 path.unlink(missing_ok=True)
         if answer.error:
-            raise RequeueDisabled(answer.error) if answer.disabled else SlurmError(answer.error)
+            kind_of_error = RequeueDisabled if answer.disabled else Unanswered if answer.unknown else SlurmError
+            raise kind_of_error(answer.error)
         return msgspec.convert(answer.value, kind)
 
     def _appears(self, path: Path, seconds: float) -> bool:
@@ -218,7 +221,8 @@ class Watcher:
             return Answer(self._perform(wish))
         except (ExahpcError, OSError, msgspec.MsgspecError) as error:
             log.warning("%s", error)
-            return Answer(error=str(error), disabled=isinstance(error, RequeueDisabled))
+            disabled, unknown = (isinstance(error, kind) for kind in (RequeueDisabled, Unanswered))
+            return Answer(error=str(error), disabled=disabled, unknown=unknown)
 
     def _perform(self, wish: AnyWish) -> Any:
         if not isinstance(wish, Jobs | Named | Topology):

@@ -126,12 +126,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Fault:
-    """strike: does it, returns the places that it hits; heal: undoes what would stay; seconds: until whole."""
+    """strike: does it, returns the places that it hits; heal: undoes what would stay; seconds: until whole;
+    beside: the load goes through an entry beside an agent, because the head's end with this fault."""
 
     name: str
     strike: Callable[[Field], set[Place]]
     heal: Callable[[Field], None] = lambda field: None
     seconds: float = 240.0
+    beside: bool = False
 
 
 class Field:
@@ -156,7 +158,8 @@ class Field:
         self._is_whole(f"before {fault.name}", 240)
         batch = Batch(self.live, fault.name.replace(" ", "-"), rows)
         batch.has_begun()
-        load = Load(self.live, streams, tokens)
+        url = until("an entry beside an agent", self._entry_beside, 60) if fault.beside else None
+        load = Load(self.live, streams, tokens, url)
         time.sleep(1.0)
         self.watcher.dropped.clear()
         since = time.monotonic()
@@ -176,6 +179,10 @@ class Field:
             found.differing += sum(text != undisturbed for p, text in load.texts if p == prompt)
         found.rows = batch.missing()
         return found
+
+    def _entry_beside(self) -> str:
+        found = self.live.status()
+        return next((entry.url for entry in found.entries if entry.node), "") if found else ""
 
     def _is_whole(self, when: str, seconds: float) -> None:
         """Every replica is ready within so long; what `status` notes and the nodes' states otherwise."""
@@ -255,7 +262,6 @@ def _broker_and_node(field: Field) -> set[Place]:
 
 
 def _head(field: Field) -> set[Place]:
-    """Its entries end with it, so that no stream outlives it: only rows run beside this one."""
     record, book = field.live.folder.head(), JobBook.load(field.live.folder.path)
     assert record is not None
     assert book.head is not None
@@ -290,8 +296,8 @@ FAULTS = (
     Fault("slurmd stopped", _stop_slurmd, _start(_stopped)),
     Fault("preempted", _preempt_strike),
     Fault("broker and node", _broker_and_node, _start(_crashed)),
+    Fault("head requeued", _head, beside=True),
 )
-HEAD_REQUEUED = Fault("head requeued", _head)
 
 
 def void(_: object) -> None:
@@ -322,6 +328,7 @@ max_sequences = 8
 slurm.gres = "gpu:tile:7"
 [head]
 entries = 2
+entries_on_nodes = 1
 slurm.extra = ["--nodelist={head}"]
 [recovery]
 backoff_seconds = 0.2

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster import faults
 from tests.cluster.deployed import deployed, devcluster, home
-from tests.cluster.faults import FAULTS, HEAD_REQUEUED, Fault, Field
+from tests.cluster.faults import FAULTS, Fault, Field
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -29,9 +29,3 @@ def test_a_fault_costs_no_request_and_no_row(field: Field, fault: Fault) -> None
     print(found)
     assert found.requests > 0
     assert found.harmless, found
-
-
-def test_a_requeued_head_costs_no_row(field: Field) -> None:
-    found = field.suffer(HEAD_REQUEUED, streams=0)
-    print(found)
-    assert found.rows == [], found

@@ -118,31 +118,44 @@ def test_every_task_is_succeeded_again_and_again_before_its_time_is_over_and_no_
         nodes.clear()
 
 
-def test_jobs_that_were_submitted_in_advance_take_over_and_no_request_fails(nodes: DevCluster, home: Path) -> None:
-    """Each starts when the one before it has ended: requests wait meanwhile, or go on elsewhere."""
+def test_jobs_that_were_submitted_in_advance_take_over_before_those_before_them_end_and_at_once_when_these_fail(
+    nodes: DevCluster, home: Path
+) -> None:
     live = Live(home, "wall-chain", {"SLURM_CONF": nodes.conf})
-    chain = 'successors = "chain"\nchain = 1\ndrain_seconds'
+    chain = 'successors = "chain"\nchain = 2\ndrain_seconds'
     try:
         text = TOML.format(
             name=live.name,
             model=home / "models" / "tiny",
             partition="main",
-            time="3",
+            time="5",
             more="",
             commands="head",
         )
         live.up(text.replace("drain_seconds", chain))
         first, follows = jobs(live), JobBook.load(live.folder.path).chain
         assert set(follows) == {"a/0", "a/1"}
+        second, third = ({task: follows[f"a/{task}"][place] for task in first} for place in (0, 1))
         load = Load(live, streams=3, tokens=200)
-        second = {task: follows[f"a/{task}"][0] for task in first}
-        until("both tasks live in the jobs that followed", lambda: jobs(live) == second, 400, every=0.5)
+        lowest = live.ready()
+
+        def succeeded() -> bool:
+            nonlocal lowest
+            found = live.status()
+            if found is not None:
+                lowest = min(lowest, found.ready)
+            return jobs(live) == second
+
+        until("both tasks live in the jobs that followed", succeeded, 280, every=0.5)
+        assert lowest == 2, "capacity never dipped"
+        nodes.run("scancel", "--batch", "--signal=KILL", second[1])
+        until("the next job has replaced one that failed", lambda: jobs(live).get(1) == third[1], 120, every=0.5)
         until("all are ready", lambda: live.ready() == 2, 90)
         load.stop()
         assert load.texts
         for prompt in {p for p, _ in load.texts}:
             assert {t for p, t in load.texts if p == prompt} == {live.stream(prompt, 200)}
-        assert ended(nodes, first) == {"COMPLETED"}
+        assert ended(nodes, first) == {"COMPLETED"}, "nothing ran into its limit, and nothing was requeued"
         live.run("down", live.name)
         assert not nodes.run("squeue", "-h", "-o", "%i").strip(), "down leaves no job of the chain"
     finally:

@@ -185,7 +185,7 @@ class World:
         if self.answer is not None and self.now > self.answer[0]:
             asked, records = self.answer
             self.answer = None
-            self.recovery.placed("a", ["1"], records)
+            self.recovery.placed("a", ["1"], records, self.now)
             self.recovery.answered(records, asked)
             self.succession.answered(records, asked, self.now)
             arrays = sorted({job.id.partition("_")[0] for job in self.jobs.values()}, key=int)

@@ -80,6 +80,7 @@ class Head:
         self.policies = Policies(deployment, self.fleet, now, rollout, memory.spent)
         self._loops = Virtual(self._timeline)
         recovery = Recovery(deployment, memory, now, dice=self._world.random.random)
+        self.policies.said = recovery.said
         recovery.network.learn({node.name: f"s{node.switch}" for node in self._world.cluster.nodes})
         slurm, notebook = cast(Cluster, self.slurm), cast(Journal, Notebook(memory))
         hands = (self.fleet, notebook, lambda: self._timeline.now, self._loops.spawn)

@@ -8,7 +8,7 @@ from exahpc.broker.memory import Memory
 from exahpc.broker.memory import Rollout as Record
 from exahpc.broker.moving import Task
 from exahpc.broker.rollout import Rollout
-from exahpc.broker.values import AgentView, FleetAction, InForce, RolloutMoved, Switch
+from exahpc.broker.values import AgentView, FleetAction, InForce, JobWord, RolloutMoved, Switch
 from exahpc.broker.versions import RolloutState
 from exahpc.deployment.policy import Rollout as Gates
 from exahpc.wire.messages import ReplicaPhase, ReplicaState, Service, Share
@@ -19,7 +19,7 @@ HEADROOM = 0.1
 
 @dataclass
 class Agent:
-    """One task with one replica. file: what it loads next; left: seconds to its next phase."""
+    """One task with one replica. file: what it loads next; left: seconds to its next phase; job: Slurm's word."""
 
     file: str = ""
     version: str = ""
@@ -27,6 +27,7 @@ class Agent:
     alive: bool = True
     left: float = 0.0
     incarnation: int = 1
+    job: JobWord = field(default_factory=JobWord)
     running: int = 0
     service: Service = field(default_factory=Service)
 
@@ -74,7 +75,7 @@ class World:
 
     def tasks(self) -> list[Task]:
         return [
-            Task(key, key[0], agent.version, agent.alive, 1, SEQUENCES, self._replicas(agent))
+            Task(key, key[0], agent.version, agent.alive, 1, SEQUENCES, self._replicas(agent), agent.job)
             for key, agent in self.agents.items()
         ]
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +19,10 @@ from exahpc.broker.memory import (
     Begun,
     Ended,
     Excluded,
+    Heir,
     Memory,
     NoRequeue,
+    Replaced,
     Rollout,
     Started,
 )
@@ -195,3 +198,26 @@ def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path, monkeypatch
 
 def test_an_empty_folder_is_an_empty_memory(tmp_path: Path) -> None:
     assert replay(tmp_path / "nowhere") == Memory()
+
+
+def test_an_id_that_slurm_gives_out_again_is_nobodys_past() -> None:
+    memory = Memory()
+    for record in (
+        Replaced(at=1.0, job="8_0"),
+        Replaced(at=1.0, job="9_1"),
+        Begun(at=2.0, key="a/0", kind="resubmit", job="7_0"),
+        Ended(at=3.0, key="a/0", kind="resubmit", job="8_0", error=""),
+        Heir(at=4.0, key="a/1", job="9_1"),
+    ):
+        memory.apply(record)
+    assert memory.replaced == {"7_0": 3.0}
+
+
+def test_nobody_waits_for_what_a_clock_wrote_that_was_ahead(tmp_path: Path) -> None:
+    state = RolloutState("judging", "", "v2", since=9000.0, tasks=frozenset({"a/0"}), moved=8000.0)
+    write(tmp_path, 1, [msgspec.structs.replace(agent("a/0"), at=9000.0), Rollout(9000.0, state)])
+    memory = replay(tmp_path, 5000.0)
+    assert memory.agents["a/0"].at == 5000.0
+    assert memory.rollout is not None
+    assert (memory.rollout.state.since, memory.rollout.state.moved) == (5000.0, 5000.0)
+    assert replay(tmp_path, 8500.0).rollout == Rollout(8500.0, msgspec.structs.replace(state, since=8500.0))

@@ -9,7 +9,7 @@ import pytest
 from exahpc.broker.limits import Allowance, Limits
 from exahpc.broker.memory import Begun, Ended, Memory, NoRequeue
 from exahpc.broker.recovery import Act, Recovery
-from exahpc.broker.values import AgentPhase, AgentView
+from exahpc.broker.values import AgentPhase, AgentView, JobWord
 from exahpc.broker.verdict import PATIENCE
 from exahpc.deployment.spec import Deployment, Model, Pool
 from exahpc.slurm.api import JobRecord, JobState
@@ -42,7 +42,7 @@ class Story:
 
     def __init__(self, *, requeue: bool = True, memory: Memory | None = None, tasks: int = 2) -> None:
         self.recovery = Recovery(deployment(tasks, requeue=requeue), memory or Memory(), 0.0)
-        self.recovery.placed("a", ["7"], {})
+        self.recovery.placed("a", ["7"], {}, 0.0)
         self.now = 0.0
         self.answer: list[JobRecord] = [record()]
         self.absent: list[AgentView] = []
@@ -111,6 +111,44 @@ def test_a_job_on_its_way_back_is_never_submitted_again(state: JobState, raw: st
     story.absent = []
     assert story.run(1000) == []
     assert story.words == ""
+
+
+def test_what_slurm_says_of_an_absent_task_is_told_to_others_also_when_it_lives_in_another_job_meanwhile() -> None:
+    story = Story()
+    story.run(100)
+    view = away("gone")
+    story.absent, story.answer = [view], [record("requeued", "PREEMPTED")]
+    assert story.recovery.said(view) == JobWord()
+    story.run(120)
+    assert story.recovery.said(view) == JobWord(taken=True)
+    story.answer = [record("failed", "FAILED")]
+    story.run(130)
+    assert story.recovery.said(view) == JobWord(), "asking once more"
+    story.answer += [record("pending", job="8_0")]
+    story.run(180)
+    assert [act.kind for _, act in story.acts] == ["resubmit"]
+    assert story.recovery.said(view).over == "its job 7_0 is over (FAILED)"
+    assert story.recovery.said(away("gone", since=200.0)) == JobWord(), "that was before"
+
+
+@pytest.mark.parametrize(
+    ("raw", "own"),
+    [
+        ("FAILED", True),
+        ("OUT_OF_MEMORY", True),
+        ("CANCELLED by 1000", False),
+        ("TIMEOUT", False),
+        ("NODE_FAIL", False),
+    ],
+)
+def test_a_job_whose_nodes_were_taken_away_did_not_end_by_itself(raw: str, own: bool) -> None:
+    story = Story()
+    story.run(100)
+    view = away("gone")
+    story.absent, story.answer = [view], [record("failed", raw)]
+    story.run(130)
+    assert bool(story.recovery.said(view).over) is own
+    assert story.recovery.said(view).taken is not own
 
 
 def test_a_run_that_changed_between_two_queries_is_a_new_run() -> None:
@@ -198,7 +236,7 @@ def test_where_requeue_is_disabled_the_task_is_cancelled_and_resubmitted_and_the
     story.answer = [record("failed", "CANCELLED by 0"), record("pending", job="8_0")]
     assert [kind for _, kind in story.run(400)] == ["resubmit"], "our own cancelling is no wish of a user"
     recovery = Recovery(deployment(), Memory(), 0.0)
-    recovery.placed("a", ["7"], {})
+    recovery.placed("a", ["7"], {}, 0.0)
     assert recovery.done("a/0", "requeue", "7_0", "presently disabled", 1.0, disabled=True)
     assert not recovery.done("a/1", "requeue", "7_1", "Socket timed out", 1.0)
 
@@ -216,7 +254,7 @@ def test_a_pool_without_requeue_is_never_requeued(source: str) -> None:
 
 def test_nothing_is_done_twice_while_it_is_under_way() -> None:
     recovery = Recovery(deployment(), Memory(), 0.0)
-    recovery.placed("a", ["7"], {})
+    recovery.placed("a", ["7"], {}, 0.0)
     for asked in (110.0, 120.0):
         recovery.answered({"7_0": record("failed")}, asked)
     assert len(recovery.decide([away()], 120.0)) == 1
@@ -289,12 +327,38 @@ def test_a_broker_without_memory_finds_a_resubmitted_task_by_the_job_book() -> N
     story = Story()
     story.recovery = Recovery(deployment(), Memory(), 0.0)
     records = {r.id: r for r in (record("failed"), record("pending", job="8_0"))}
-    story.recovery.placed("a", ["7", "8"], records)
+    story.recovery.placed("a", ["7", "8"], records, story.now)
     assert (story.recovery.job("a/0"), story.recovery.job("a/1")) == ("8_0", "7_1")
     assert story.recovery.arrays() == {"7", "8"}
     story.answer = list(records.values())
     story.absent = [away("unheard", 0.0)]
     assert story.run(500) == []
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_resubmission_without_an_answer_is_looked_for_before_it_is_repeated(taken: bool) -> None:
+    story = Story()
+    story.recovery.up("a/0", "7_0", "n1")
+    view, ended = away("gone"), record("failed", "FAILED")
+    records = {"7_0": ended}
+    for now in (110.0, 120.0):
+        story.recovery.answered(records, now)
+    (act,) = story.recovery.decide([view], 121.0)
+    assert act.kind == "resubmit"
+    story.recovery.done("a/0", "resubmit", "7_0", "sbatch did not answer", 122.0, unknown=True)
+    assert story.recovery.searching
+    if taken:
+        records |= {"8_0": record("pending", job="8_0")}
+    for now in range(130, int(122 + SETTLE), 10):
+        story.recovery.placed("a", ["7", "8"], records, float(now))
+        story.recovery.answered(records, float(now))
+        assert story.recovery.decide([view], now + 1.0) == []
+    assert story.recovery.job("a/0") == ("8_0" if taken else "7_0")
+    for now in range(int(122 + SETTLE), 500, 10):
+        story.recovery.answered(records, float(now))
+        if acts := story.recovery.decide([view], now + 1.0):
+            break
+    assert bool(acts) is not taken
 
 
 def test_slurm_is_asked_at_most_once_in_ten_seconds() -> None:

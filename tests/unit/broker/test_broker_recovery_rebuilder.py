@@ -87,8 +87,10 @@ class Stage:
         self.fleet = Fleet(self.deployment, 1, 0.0)
         self.journal = Journal(self.folder.path / "journal", 1, [], Started(at=0.0, epoch=1, host="h"))
         self.tasks: set[asyncio.Task[None]] = set()
+        self.direct(Recovery(self.deployment, Memory(), 0.0))
+
+    def direct(self, recovery: Recovery) -> None:
         cluster = Cluster(self.deployment, self.folder, lambda: self.slurm)
-        recovery = Recovery(self.deployment, Memory(), 0.0)
         hands = (self.fleet, self.journal, lambda: self.now, self.spawn)
         successors = Successors(cluster, Succession(self.deployment, Memory(), 0.0), recovery, *hands)
         self.rebuilder = Rebuilder(cluster, recovery, successors, *hands)
@@ -96,8 +98,8 @@ class Stage:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.add(asyncio.get_running_loop().create_task(work))
 
-    def hello(self, task: int, job: str) -> None:
-        message = m.AgentHello("a", task, 1, f"n{task}", "tcp://n:1", job, 0, 0, [], [])
+    def hello(self, task: int, job: str, incarnation: int = 1) -> None:
+        message = m.AgentHello("a", task, incarnation, f"n{task}", "tcp://n:1", job, 0, 0, [], [])
         for action in self.fleet.hello(b"p%d" % task, message, self.now):
             if isinstance(action, Up):
                 self.rebuilder.up(action.view)
@@ -167,6 +169,25 @@ def test_an_ended_task_is_submitted_alone_into_its_slot_and_down_will_find_it(tm
     asyncio.run(story())
 
 
+def test_an_id_that_slurm_gives_out_again_is_a_new_job(tmp_path: Path) -> None:
+    """Slurm's state was lost, and its numbers begin anew."""
+
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.fleet = Fleet(stage.deployment, 1, 0.0, retired=["8_0"])
+        memory = Memory(replaced={"8_0": 0.0}, cancelled={"8_0": 0.0})
+        stage.direct(Recovery(stage.deployment, memory, 0.0))
+        stage.hello(0, "7_0")
+        stage.slurm.records = [JobRecord("7_0", "lost", "unknown to Slurm")]
+        while not stage.slurm.asked:
+            await stage.until(stage.now + 10)
+        stage.hello(0, "8_0", incarnation=2)
+        assert stage.fleet.view("a/0").job == "8_0"
+        assert stage.rebuilder.recovery.job("a/0") == "8_0"
+
+    asyncio.run(story())
+
+
 def test_where_requeue_is_disabled_the_journal_remembers_it(tmp_path: Path) -> None:
     async def story() -> None:
         stage = Stage(tmp_path)
@@ -179,6 +200,32 @@ def test_where_requeue_is_disabled_the_journal_remembers_it(tmp_path: Path) -> N
         assert verbs[0] == "requeue"
         assert "cancel" in verbs
         assert list(stage.memory().no_requeue) == ["a"]
+
+    asyncio.run(story())
+
+
+def test_a_full_disk_stops_deeds_and_not_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        for task in (0, 1):
+            stage.hello(task, f"7_{task}")
+        stage.slurm.records = [JobRecord("7_0", "failed", "FAILED"), JobRecord("7_1", "suspended", "SUSPENDED")]
+        with monkeypatch.context() as disk:
+            disk.setattr(Journal, "_write", full)
+            disk.setattr(JobBook, "save", full)
+            await stage.until(1200)
+            assert stage.slurm.asked == [], "another broker would not know of it"
+        with monkeypatch.context() as disk:
+            disk.setattr(JobBook, "save", full)
+            while not stage.slurm.asked:
+                await stage.until(stage.now + 10)
+            assert stage.rebuilder.recovery.job("a/0") == "8_0", "it lives, noted or not"
+            stage.hello(0, "8_0")
+            await stage.until(stage.now + 10)
+        assert stage.memory().placed["a/0"] == "8_0"
 
     asyncio.run(story())
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from exahpc.broker.moving import AWAY_SECONDS
+from exahpc.broker.moving import AWAY_SECONDS, FIRST_AWAY, LEAST_AWAY
 from exahpc.broker.rollout import AGAIN_SECONDS
+from exahpc.broker.values import JobWord
 from exahpc.broker.versions import TRANSITIONS, RolloutState
 from exahpc.deployment.policy import Rollout as Gates
 from exahpc.errors import DeploymentError, StateError
@@ -85,11 +86,47 @@ def test_an_agent_that_does_not_come_back_ends_it_before_its_supervisor_gives_up
     w = world()
     w.start("v2")
     w.run(6)
-    w.agents["a/0"].left = 1e9
+    w.agents["a/0"].left = w.agents["b/0"].left = 1e9
     began = w.now
     w.until("reverting")
-    assert w.now - began < AWAY_SECONDS + 10
-    assert "a/0 was not back" in w.rollout.state.story
+    assert w.now - began == pytest.approx(FIRST_AWAY, abs=2)
+    assert "was not back 60 s after" in w.rollout.state.story
+
+
+def test_an_agent_whose_job_is_over_is_not_waited_for() -> None:
+    w = world()
+    w.start("v2")
+    w.run(6)
+    w.agents["a/0"].left, w.agents["a/0"].job = 1e9, JobWord(over="its job 7_0 is over (FAILED)")
+    w.run(1)
+    assert w.rollout.state.phase == "reverting"
+    assert w.rollout.state.story == "a/0: its job 7_0 is over (FAILED)"
+
+
+def test_a_task_whose_nodes_were_taken_away_is_not_blamed_on_the_version_and_changes_when_it_is_back() -> None:
+    w = world()
+    w.start("v2")
+    w.run(6)
+    w.agents["a/0"].left, w.agents["a/0"].job = 1e9, JobWord(taken=True)
+    w.until("done")
+    assert w.agents["a/0"].file == "v2"
+
+
+@pytest.mark.parametrize(("others", "patience"), [(3.0, LEAST_AWAY), (20.0, 80.0), (50.0, AWAY_SECONDS)])
+def test_how_long_an_agent_is_waited_for_follows_how_long_others_were_away(others: float, patience: float) -> None:
+    w = world()
+    w.start("v2")
+    w.run(4)
+    for agent in w.agents.values():
+        agent.left = others if not agent.alive else agent.left
+    w.until("widening")
+    w.run(2)
+    last = next(key for key in w.rollout.state.tasks if w.agents[key].phase == "draining")
+    w.run(4)
+    assert not w.agents[last].alive
+    w.agents[last].left, began = 1e9, w.now
+    w.until("reverting")
+    assert w.now - began == pytest.approx(patience, abs=4)
 
 
 def test_without_requests_it_is_not_judged_and_goes_back_unless_promoted() -> None:

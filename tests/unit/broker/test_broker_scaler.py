@@ -13,10 +13,11 @@ from exahpc.broker.budget import Account
 from exahpc.broker.fleet import Fleet
 from exahpc.broker.journal import decode, encode
 from exahpc.broker.memory import Agent, AnyRecord, Memory, Spent
+from exahpc.broker.moving import AWAY_SECONDS
 from exahpc.broker.parking import Parking
 from exahpc.broker.policies import Policies
 from exahpc.broker.release import Work
-from exahpc.broker.values import Changed, FleetAction, Tell, Up
+from exahpc.broker.values import NO_WORD, Changed, FleetAction, JobWord, Tell, Up
 from exahpc.deployment.policy import Budget, Scaling
 from exahpc.deployment.spec import Deployment, Model, Pool, Recovery
 from exahpc.wire import messages as m
@@ -233,6 +234,7 @@ def test_without_budget_nothing_is_woken_lost_nodes_are_not_replaced_and_nobody_
     assert world.policies.account.exhausted
     assert "budget of 0.5 node-hours is used up" in world.policies.notes(world.now)[-1]
     world.load(tokens=50_000, waiting=9, oldest=30.0)
+    world.policies.said = lambda view: JobWord(over="its job is over")
     world.gone("b/1")
     world.tick()
     assert "a/1" not in world.wanted()
@@ -241,6 +243,22 @@ def test_without_budget_nothing_is_woken_lost_nodes_are_not_replaced_and_nobody_
         world.gone(key)
     world.tick()
     assert (world.wanted(), world.asleep, list(world.fleet.absent())) == ([], False, [])
+
+
+@pytest.mark.parametrize("word", [NO_WORD, JobWord(over="its job is over"), JobWord(taken=True)])
+def test_without_budget_an_agent_that_starts_again_in_its_job_is_still_wanted(word: JobWord) -> None:
+    world = World(deployment(pool("b", 2, Scaling()), hours=0.1))
+    for key in ("b/0", "b/1"):
+        world.hello(key)
+    world.tick(10 * 60)
+    world.tick(1)
+    assert world.policies.account.exhausted
+    world.policies.said = lambda view: word
+    world.gone("b/1")
+    world.tick(20)
+    assert ("b/1" in world.wanted()) is (word == NO_WORD)
+    world.tick(AWAY_SECONDS)
+    assert "b/1" not in world.wanted()
 
 
 def test_node_hours_add_up_over_brokers_and_are_told_once_a_minute() -> None:

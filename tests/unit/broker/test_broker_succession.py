@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING
+from exahpc.broker.leads import DOUBLED, PRIOR_LOAD, PRIOR_WAIT, WARNING, in_advance
 from exahpc.broker.learned import KEPT, Learned, high
 from exahpc.broker.lineage import Cancel, Promote, Succeed
 from exahpc.broker.memory import Agent, Heir, Memory, Sample
-from exahpc.broker.succession import BACK_SECONDS, RETRY_SECONDS, Succession
+from exahpc.broker.succession import RETRY_SECONDS, Succession
 from exahpc.broker.values import AgentPhase, AgentView
 from exahpc.broker.verdict import PATIENCE
 from exahpc.deployment.policy import Successors, Walltime
@@ -188,15 +189,56 @@ def test_when_the_task_ends_first_it_lives_in_its_successors_job_from_then_on(ha
     story = pending()
     since = story.now
     story.absent = [view(phase="gone", since=since, handed_back=handed_back)]
-    acts = story.run(since + 2 * BACK_SECONDS)
+    acts = story.run(since + 30)
     promoted = Promote("a/0", "100_0", "1_0")
     if handed_back:
         assert acts == [promoted, Cancel("a/0", "1_0", "its successor 100_0 is under way")], "one life is enough"
         assert story.times(Promote)[0] - since <= 2
     else:
-        assert acts == [promoted]
-        assert story.times(Promote)[0] - since >= BACK_SECONDS, "it may only have been restarted"
+        assert acts == [], "it may only have been restarted"
+        story.answered(running("1_0", state="completed", raw="COMPLETED") | running("100_0", state="pending"))
+        assert story.run(story.now + 2) == [promoted]
     assert story.succession.heir("a/0") == ""
+
+
+def test_an_agent_that_is_restarted_in_its_job_on_a_slow_node_keeps_it() -> None:
+    story = pending()
+    story.absent = [view(phase="gone", since=story.now)]
+    story.answered(running("1_0", LIMIT) | running("100_0", state="pending"))
+    assert story.run(story.now + 60) == []
+    story.absent = []
+    story.succession.up(view(incarnation=2), story.now)
+    assert story.run(story.now + 200) == []
+    assert story.succession.heir("a/0") == "100_0"
+
+
+def test_an_agent_that_does_not_come_back_though_its_job_runs_is_given_up() -> None:
+    story = pending()
+    since = story.now
+    story.absent = [view(phase="gone", since=since)]
+    story.answered(running("1_0", LIMIT) | running("100_0", state="pending"))
+    story.run(since + PATIENCE.start + 2)
+    assert story.times(Promote) == [pytest.approx(since + PATIENCE.start, abs=2)]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_submission_without_an_answer_is_looked_for_before_it_is_repeated(taken: bool) -> None:
+    story = fresh()
+    while not story.acts:
+        story.now += 1.0
+        for act in story.succession.decide([], set(), story.now):
+            story.acts.append((story.now, act))
+            story.succession.submitted(act.key, "", "sbatch did not answer", story.now, unknown=True)
+    assert story.succession.searching
+    story.run(story.now + 60)
+    records = running("100_0", state="pending", raw="PENDING") if taken else {}
+    story.succession.search({"a": ["1", "100"]}, records, story.now)
+    assert story.succession.heir("a/0") == ("100_0" if taken else "")
+    story.run(story.now + PATIENCE.settle)
+    if not taken:
+        story.succession.search({"a": ["1", "100"]}, records, story.now)
+    story.run(story.now + 2 * RETRY_SECONDS)
+    assert len(story.times(Succeed)) == (1 if taken else 2)
 
 
 def test_a_successor_that_came_too_late_tells_how_long_it_waited() -> None:
@@ -355,6 +397,7 @@ def test_in_a_chain_the_next_job_is_the_successor_and_the_last_has_none() -> Non
     assert story.succession.heir("a/0") == "5_0"
     assert story.succession.warn("a/0"), "it must not be requeued besides"
     story.absent = [view("1", phase="gone", since=10.0)]
+    story.answered(running("1_0", state="failed", raw="FAILED") | running("5_0", state="pending"))
     assert story.run(story.now + 60) == [Promote("a/0", "5_0", "1_0")]
     story.absent = []
     story.succession.up(view("5", until=2 * LIMIT), 70.0)
@@ -362,6 +405,99 @@ def test_in_a_chain_the_next_job_is_the_successor_and_the_last_has_none() -> Non
     story.succession.up(view("6", until=2 * LIMIT), 80.0)
     assert story.succession.heir("a/0") == ""
     assert "1 tasks have none left" in story.succession.notes()[0]
+
+
+def test_in_a_chain_a_job_that_starts_before_its_predecessor_ends_succeeds_it_as_any_other() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    story.succession.up(view("1"), 0.0)
+    assert story.succession.coming(view("5"), story.now) is None, "nobody knows how long Slurm let it wait"
+    assert story.run(story.now + 120) == []
+    story.succession.retired("a/0", "1_0", story.now)
+    story.succession.up(view("5", until=2 * LIMIT), story.now)
+    assert story.succession.heir("a/0") == "6_0"
+
+
+def tied(state: JobState = "running", raw: str = "RUNNING") -> dict[str, JobRecord]:
+    """Task 0 lives in job 1; the next job of its chain may not start yet."""
+    return running("1_0", state=state, raw=raw) | {"5_0": JobRecord("5_0", "pending", "PENDING", "Dependency")}
+
+
+@pytest.mark.parametrize(
+    "absent", [view(phase="lost", since=900.0), view(phase="gone", since=900.0, handed_back=True)]
+)
+def test_in_a_chain_a_task_whose_next_job_may_not_start_yet_is_looked_after_as_if_there_was_none(
+    absent: AgentView,
+) -> None:
+    story = Story(deployment(2, mode="chain"), now=800.0)
+    story.succession.chained({"a/0": ["5_0"]})
+    story.succession.up(view("1"), 800.0)
+    assert story.succession.succeeded() == {"a/0"}, "as long as Slurm says nothing"
+    story.now, story.absent = 905.0, [absent]
+    story.answered(tied())
+    assert story.succession.succeeded() == set()
+    assert story.run(1500.0) == []
+    story.answered(tied("failed", "CANCELLED"))
+    assert story.succession.succeeded() == {"a/0"}, "Slurm will start it"
+    assert Promote("a/0", "5_0", "1_0") in story.run(story.now + 60)
+
+
+def test_in_a_chain_the_successor_of_one_that_ended_too_soon_is_the_next() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0", "7_0"]})
+    story.succession.up(view("1"), 0.0)
+    for _ in range(2):
+        story.answered(
+            running("5_0", state="failed", raw="FAILED") | running("6_0", state="pending", raw="PENDING")
+        )
+    assert story.succession.heir("a/0") == "6_0"
+    story.succession.coming(view("6"), story.now)
+    story.succession.lapsed(view("6"), story.now)
+    assert story.succession.heir("a/0") == "7_0"
+
+
+def test_a_task_that_was_submitted_anew_is_not_succeeded_by_an_earlier_job_of_its_chain() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    for job in ("1", "5", "6", "9"):
+        story.succession.up(view(job), story.now)
+    assert story.succession.heir("a/0") == ""
+
+
+def test_a_task_that_is_not_wanted_needs_nothing_of_its_chain() -> None:
+    story = Story(deployment(mode="chain"))
+    story.succession.chained({"a/0": ["5_0", "6_0"]})
+    story.succession.up(view("1"), 0.0)
+    story.parked = {"a/0"}
+    assert [act.job for act in story.run(story.now + 10)] == ["5_0", "6_0"]
+
+
+def test_when_the_budget_is_used_up_a_successor_that_waits_is_cancelled_and_one_that_is_there_is_not() -> None:
+    story = pending()
+    story.frozen = True
+    assert story.run(story.now + 10) == [Cancel("a/0", "100_0", "the budget is used up")]
+    assert story.succession.heir("a/0") == ""
+    story = pending()
+    story.succession.coming(view("100", until=2 * LIMIT), story.now)
+    story.frozen = True
+    assert story.run(story.now + 10) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "time", "minutes"),
+    [
+        (1, "4:00:00", [int(LIMIT - LEAD) // 60]),
+        (3, "4:00:00", [219, 222, 225]),  # a load and a drain apart, the last as late as may be
+        (1, "5", [1]),
+        (2, "2", [1, 1]),  # Slurm takes no 0
+        (1, None, None),
+    ],
+)
+def test_jobs_that_are_submitted_in_advance_start_as_early_as_successors_would(
+    tasks: int, time: str | None, minutes: list[int] | None
+) -> None:
+    made = msgspec.structs.replace(deployment(tasks, mode="chain"), slurm=SlurmResources(time=time))
+    assert in_advance(made, made.pool[0], Learned()) == minutes
 
 
 # --- many tasks ----------------------------------------------------------------------------------------------

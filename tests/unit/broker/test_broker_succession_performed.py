@@ -8,7 +8,7 @@ from pathlib import Path
 from exahpc.broker.cluster import MOST_NOTED, Cluster
 from exahpc.broker.values import Coming, Loaded, Retired, Up
 from exahpc.errors import SlurmError
-from exahpc.slurm.api import JobRecord
+from exahpc.slurm.api import JobRecord, Unanswered
 from exahpc.slurm.jobbook import JobBook
 from exahpc.wire import messages as m
 from tests.unit.broker.test_broker_recovery_rebuilder import Stage
@@ -99,6 +99,27 @@ def test_a_refused_successor_is_journalled_as_none(tmp_path: Path) -> None:
         await play.submitted()
         assert play.memory().heirs == {}
         assert JobBook.load(play.folder.path).pools == {"a": ["7"]}
+
+    asyncio.run(story())
+
+
+def test_a_successor_that_slurm_took_without_an_answer_is_found_and_noted_for_down(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        play = Play(tmp_path)
+
+        def hang(submission: object) -> str:
+            play.slurm.asked.append(("submit", submission))
+            raise Unanswered("sbatch did not answer")
+
+        play.slurm.submit = hang  # type: ignore[method-assign]
+        await play.submitted()
+        play.slurm.records.append(JobRecord("8_0", "pending", "PENDING"))
+        await play.on(120)
+        assert [asked[0] for asked in play.slurm.asked] == ["submit"]
+        assert JobBook.load(play.folder.path).pools == {"a": ["7", "8"]}
+        assert {key: heir.job for key, heir in play.memory().heirs.items()} == {"a/0": "8_0"}
 
     asyncio.run(story())
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from exahpc.broker.journal import Journal
+from exahpc.broker.memory import Sample, Started
 from exahpc.deployment.parse import load
 from exahpc.errors import SlurmError
 from exahpc.launch import cluster, local, processes, start
@@ -160,14 +162,58 @@ def test_a_chain_follows_each_task_one_job_after_another_and_down_finds_it(tmp_p
     assert cluster.chain(client, folder, deployment, Path("/s")) == 6
     book = JobBook.load(folder.path)
     assert book.chain == {"a/0": ["103_0", "104_0"], "a/1": ["105_1", "106_1"], "b/0": ["107_0", "108_0"]}
-    after = [flag for job in book.jobs for flag in client.submitted[job].flags if flag.startswith("--dependency")]
-    assert after == [
-        f"--dependency=afterany:{job}" for job in ("101_0", "103_0", "101_1", "105_1", "102_0", "107_0")
+    assert dependencies(client) == [
+        f"afterany:{job}" for job in ("101_0", "103_0", "101_1", "105_1", "102_0", "107_0")
     ]
     assert [client.submitted[job].array for job in ("103", "105", "107")] == ["0", "1", "0"]
     assert len(cluster.living(client, folder)) == 9
     cluster.cancel(client, folder)
     assert client.cancelled == book.jobs
+
+
+def dependencies(client: FakeSlurm) -> list[str]:
+    flags = [flag for submission in client.submitted.values() for flag in submission.flags]
+    return [flag.removeprefix("--dependency=") for flag in flags if flag.startswith("--dependency=")]
+
+
+def test_with_a_time_limit_each_job_of_a_chain_starts_before_the_one_before_it_ends(tmp_path: Path) -> None:
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(f"{CHAIN}[slurm]\ntime = '4:00:00'\n")
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    cluster.chain(client, folder, deployment, Path("/s"))
+    waits = {"101_0": 222, "103_0": 225, "101_1": 225, "105_1": 225, "102_0": 225, "107_0": 225}
+    assert dependencies(client) == [f"after:{job}+{wait}?afterany:{job}" for job, wait in waits.items()]
+
+
+def test_a_chain_reckons_with_what_an_earlier_life_has_learned(tmp_path: Path) -> None:
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(f"{CHAIN}[slurm]\ntime = '4:00:00'\n")
+    load_of_a = Sample(at=0.0, pool="a", what="load", seconds=720.0)
+    Journal(folder.path / "journal", 1, [load_of_a], Started(at=0.0, epoch=1, host="h")).close()
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    cluster.chain(client, folder, deployment, Path("/s"))
+    assert "after:103_0+215?afterany:103_0" in dependencies(client)
+    assert "after:107_0+225?afterany:107_0" in dependencies(client)
+
+
+def test_where_slurm_knows_no_minutes_a_chain_follows_at_the_end(tmp_path: Path) -> None:
+    class Old(FakeSlurm):
+        def submit(self, submission: Submission) -> str:
+            if any("+" in flag for flag in submission.flags):
+                raise SlurmError("sbatch says: Batch job submission failed: Job dependency problem")
+            return super().submit(submission)
+
+    client, folder, deployment = Old(), made(tmp_path), load(f"{CHAIN}[slurm]\ntime = '4:00:00'\n")
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    assert cluster.chain(client, folder, deployment, Path("/s")) == 6
+    assert dependencies(client)[:2] == ["afterany:101_0", "afterany:103_0"]
+
+
+def test_a_chain_follows_only_tasks_that_are_started(tmp_path: Path) -> None:
+    """Slurm takes a dependency on a task that was never submitted for fulfilled."""
+    scaled = CHAIN.replace("replicas=2", "replicas=2\nscaling.least=1")
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(scaled)
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    cluster.chain(client, folder, deployment, Path("/s"))
+    assert set(JobBook.load(folder.path).chain) == {"a/0", "b/0"}
 
 
 def test_a_chain_that_is_refused_takes_everything_back(tmp_path: Path) -> None:

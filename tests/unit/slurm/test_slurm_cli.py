@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
 
 from exahpc.errors import SlurmError
 from exahpc.slurm import cli, process
-from exahpc.slurm.api import JobRecord, RequeueDisabled, Submission
+from exahpc.slurm.api import JobRecord, RequeueDisabled, Submission, Unanswered
 from exahpc.slurm.cli import CommandLine
+from exahpc.slurm.process import Answer
 
 from .fake_slurm import FakeSlurm, wide
 
@@ -223,6 +225,60 @@ def test_a_submission_that_got_lost_is_repeated(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "", code=1, error="sbatch: error: Batch job submission failed: Socket timed out")
     slurm.says("sbatch", "", "42\n")
     assert CommandLine().submit(SUBMISSION) == "42"
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_submission_that_slurm_never_answered_is_looked_for_and_never_repeated(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    tries: list[object] = []
+
+    def hang(argv: object) -> Answer:
+        tries.append(argv)
+        raise Unanswered("sbatch did not answer")
+
+    monkeypatch.setattr(cli, "call", hang)
+    slurm.says("squeue", "--name=exahpc-d-a", "40\n")
+    slurm.says("squeue", "--name=exahpc-d-a", "40\n41\n" if taken else "40\n")
+    if taken:
+        assert CommandLine().submit(SUBMISSION) == "41"
+    else:
+        with pytest.raises(Unanswered):
+            CommandLine().submit(SUBMISSION)
+    assert len(tries) == 1
+
+
+def test_a_controller_that_cannot_be_asked_afterwards_leaves_a_submission_unanswered(slurm: FakeSlurm) -> None:
+    timeout = "Socket timed out on send/recv operation"
+    slurm.says("squeue", "--name=exahpc-d-a", "40\n")
+    slurm.says("squeue", "--name=exahpc-d-a", code=1, error=timeout)
+    slurm.says("sbatch", "", code=1, error=timeout)
+    with pytest.raises(Unanswered, match="may have been submitted"):
+        CommandLine().submit(SUBMISSION)
+
+
+def test_a_lost_confirmation_is_not_taken_for_that_of_another_task_of_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tasks that are submitted anew at the same time have the pool's name, all of them."""
+    client, jobs = CommandLine(), set[str]()
+    other = Thread(target=client.submit, args=(SUBMISSION,))
+
+    def call(argv: tuple[str, ...]) -> Answer:
+        if other.ident is None:  # the first: Slurm never hears of it
+            other.start()
+            other.join(0.5)
+            return Answer(argv, 1, "", "Socket timed out")
+        job = str(50 + len(jobs))
+        jobs.add(job)
+        return Answer(argv, 0, job, "")
+
+    monkeypatch.setattr(cli, "call", call)
+    monkeypatch.setattr(CommandLine, "named", lambda self, name: set(jobs))
+    monkeypatch.setattr(cli.time, "sleep", lambda seconds: None)
+    mine = client.submit(SUBMISSION)
+    other.join()
+    assert (mine, jobs) == ("50", {"50", "51"})
 
 
 def test_a_site_that_refuses_requeue_gets_the_job_without_it(

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from exahpc.errors import SlurmError
-from exahpc.slurm.api import JobRecord, RequeueDisabled, SlurmClient, Submission
+from exahpc.slurm.api import JobRecord, RequeueDisabled, SlurmClient, Submission, Unanswered
 from exahpc.slurm.remote import Cancel, Remote, Watcher, directory
 from exahpc.wire.folder import write_atomic
 
@@ -119,8 +119,19 @@ def test_a_wish_that_was_taken_and_not_answered_may_have_happened(
     monkeypatch.setattr(
         "exahpc.slurm.remote.write_atomic", lambda path, data: path.with_suffix(".taken").write_bytes(data)
     )
-    with pytest.raises(SlurmError, match="may have happened"):
+    with pytest.raises(Unanswered, match="may have happened"):
         Remote(tmp_path, patience=0.0, doing=0.0, poll=0.001).cancel("7")
+
+
+def test_what_slurm_never_answered_the_watcher_stays_so_for_who_wished_it(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(submission: Submission) -> str:
+        raise Unanswered("sbatch did not answer")
+
+    monkeypatch.setattr(slurm, "submit", hang)
+    with pytest.raises(Unanswered, match="sbatch did not answer"):
+        client(tmp_path).submit(SUBMISSION)
 
 
 def test_two_watchers_do_everything_once(tmp_path: Path) -> None:
