@@ -45,8 +45,8 @@ class Stage:
 
     vocabulary: edges of the ranks' slices of the output layer; hidden: width of the hidden states; dtype: number
     format of hidden states, see `linear.work_dtype`; between: called before the attention of each
-    layer; graphs: of decoding steps, None where the accelerator has none; slowness: an operation of attention takes
-    so many times as long as one of a product.
+    layer; graphs: of decoding steps, None where the accelerator has none; slowness: an operation of attention
+    takes so many times as long as one of a product.
     """
 
     def __init__(
