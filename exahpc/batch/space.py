@@ -18,6 +18,11 @@ class NoRoomError(BatchError):
     """The disk or a quota is full. What was done is kept; the same action succeeds when there is room."""
 
 
+def is_full(error: Exception) -> bool:
+    """Whether the same action succeeds when there is room."""
+    return isinstance(error, NoRoomError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
+
+
 def refusal(error: OSError, path: Path, then: str = "then run the same command again") -> BatchError:
     """An error of the file system, as the user is told it: which path, what is wrong, what to do.
 

@@ -38,7 +38,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
 class BatchStatus(msgspec.Struct, frozen=True):
     """One batch in `status`. Counts are rows; state: opening, running, finished, failed or cancelled.
 
-    note: why, when the state is failed; skipped: those of `failed` that were bad in the input; node_hours: used by
+    note: why it failed, or waits; skipped: those of `failed` that were bad in the input; node_hours: used by
     the deployments that ran it while they did. Of what ended since this broker opened the batch, prompt_tokens,
     completion_tokens: tokens; errors: the commonest reasons of failed rows, and of how many rows each.
     """

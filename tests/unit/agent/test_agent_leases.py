@@ -306,7 +306,10 @@ def test_a_full_disk_keeps_the_answers_and_begins_nothing_until_it_has_room(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    assert sync(worker) == []
+    (told,) = sync(worker)
+    assert "No space left on device" in told.held
+    assert (told.rows, told.finished) == ([], False)
+    assert sync(worker) == [], "not at every turn"
     assert worker.next_rows(3) == []
     assert worker.wanted(8) == 0
     monkeypatch.setattr(os, "pwrite", real)
@@ -328,7 +331,7 @@ def test_a_failed_fsync_abandons_the_file_and_keeps_the_answers(
 
     real = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", broken)
-    assert sync(worker) == []
+    assert [told.rows for told in sync(worker)] == [[]]
     monkeypatch.setattr(os, "fdatasync", real)
     (message,) = sync(worker)
     assert message.journal == "a-0-2"
