@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import zmq
 
+from exahpc.batch.space import NO_ROOM, refusal
 from exahpc.broker import status
 from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
@@ -54,6 +55,7 @@ from exahpc.wire.folder import Folder, HeadRecord
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
+FULL_SECONDS = 2.0  # between two attempts to begin on a full disk
 HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
 DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
 
@@ -89,9 +91,12 @@ class Broker:
         if self._end.done():
             return self._end.result()
         before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
+        if not await self._with_room(lambda: self._claim(before)):
+            return self._end.result()
         self._take_over(before)
         context = link.context()
         self._listen(context, before)
+        await self._with_room(lambda: self._folder.publish_head(self._record))
         from exahpc.broker.batches import Batches  # half of all imports: peers reconnect meanwhile
 
         self._batches = Batches(self._folder.path, self._fleet.epoch, self._policies.account.spent)
@@ -109,14 +114,34 @@ class Broker:
             self._journal.close()
             context.destroy(linger=0)
 
-    def _take_over(self, before: HeadRecord | None) -> None:
-        """Claim the next epoch, and begin with what earlier brokers of this deployment have journalled."""
-        now = self._now()
-        epoch = self._folder.claim_epoch()
+    async def _with_room(self, act: Callable[[], None]) -> bool:
+        """Whether it was done; while the disk is full it is tried again, until this broker is told to end: its
+        supervisor gives up on one that crashes again and again."""
+        told = False
+        while not self._end.done():
+            try:
+                act()
+                return True
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not told:
+                    _log.error("%s", refusal(error, self._folder.path, "then the broker goes on by itself"))
+                told = True
+            await asyncio.wait([self._end], timeout=FULL_SECONDS)
+        return False
+
+    def _claim(self, before: HeadRecord | None) -> None:
+        """The next epoch, whose journal begins with what earlier brokers of this deployment have journalled."""
+        epoch, now = self._folder.claim_epoch(), self._now()
         journals = self._folder.path / "journal"
-        memory = replay(journals) if before is not None else Memory()
+        self._memory = replay(journals) if before is not None else Memory()
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
-        self._journal = Journal(journals, epoch, memory.records(now), started)
+        self._journal = Journal(journals, epoch, self._memory.records(now), started)
+        self._epoch = epoch
+
+    def _take_over(self, before: HeadRecord | None) -> None:
+        memory, epoch, now = self._memory, self._epoch, self._now()
         moved = before is None or before.host != socket.gethostname()
         known = memory.carried(), memory.replaced, memory.successors()
         self._fleet = Fleet(self._deployment, epoch, now, *known, moved=moved)
@@ -159,7 +184,6 @@ class Broker:
             port=int(before.address.rpartition(":")[2]) if before and before.host == host else 0,
         )
         self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
-        self._folder.publish_head(self._record)
         _log.info(
             "epoch %d at %s; %d of %d agents were here before",
             self._record.epoch,
@@ -358,11 +382,14 @@ class Broker:
         """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
         while True:
             await asyncio.sleep(2.0)
-            head = await asyncio.to_thread(self._folder.head)
-            if head is not None and head.epoch > self._fleet.epoch:
-                self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
-            elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
-                await asyncio.to_thread(self._folder.publish_head, self._record)
+            try:
+                head = await asyncio.to_thread(self._folder.head)
+                if head is not None and head.epoch > self._fleet.epoch:
+                    self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
+                elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
+                    await asyncio.to_thread(self._folder.publish_head, self._record)
+            except OSError as error:  # a full disk, a server that is away: looked at again
+                _log.warning("the record of the head cannot be looked after: %s", error)
 
     # --- status and the end ----------------------------------------------------------------------------------
 
