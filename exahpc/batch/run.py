@@ -21,7 +21,7 @@ from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inpu
 from exahpc.batch.results import Results, Summary, write_results
 from exahpc.batch.segments import Roller
 from exahpc.batch.source import index_inputs
-from exahpc.batch.space import NoRoomError, refusal
+from exahpc.batch.space import BY_ITSELF, NoRoomError, refusal
 from exahpc.batch.usage import node_hours
 from exahpc.errors import BatchCancelled, BatchError, LinkError
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
@@ -228,7 +228,7 @@ def _rolled(roller: Roller, full: bool) -> bool:
         roller.roll()
     except NoRoomError as error:
         if not full:
-            log.warning("answers are not gathered into segments for now: %s", error)
+            log.warning("answers are not gathered into segments for now: %s", error.but(BY_ITSELF))
         return True
     return False
 

@@ -12,7 +12,7 @@ from exahpc.batch.journal import Record
 from exahpc.batch.lines import Flaw, id_bytes
 from exahpc.batch.plan import Parts
 from exahpc.batch.rotating import RotatingJournal
-from exahpc.batch.space import refusal
+from exahpc.batch.space import BY_ITSELF, refusal
 from exahpc.errors import BatchError
 
 
@@ -130,7 +130,7 @@ class Stations:
             except (BatchError, OSError) as error:
                 write.error = str(error)
                 if isinstance(error, OSError):
-                    write.error = str(refusal(error, Path(write.where[0]), "then it goes on by itself"))
+                    write.error = str(refusal(error, Path(write.where[0]), BY_ITSELF))
         for load in loads:
             try:
                 load.after, load.rows = self._at(load.where).read(load.first, load.last, load.most_bytes)

@@ -10,7 +10,7 @@ from exahpc.batch.commits import AnyEvent
 from exahpc.batch.opened import Opened, close_late, finish, load
 from exahpc.batch.plan import Parts
 from exahpc.batch.salvage import Found, Owners, look
-from exahpc.batch.space import refusal
+from exahpc.batch.space import BY_ITSELF, refusal
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +119,7 @@ class BatchFiles:
 
     def hold(self, error: Exception, now: float) -> None:
         """There is no room: wait a while."""
-        told = (
-            refusal(error, self.parts.path, "then it goes on by itself") if isinstance(error, OSError) else error
-        )
+        told = refusal(error, self.parts.path, BY_ITSELF) if isinstance(error, OSError) else error
         if self._hold is None:
             log.error("batch %s is held, no rows of it are begun: %s", self.batch, told)
         self._hold = _Hold(str(told), now + _AGAIN_SECONDS)

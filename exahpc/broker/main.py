@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import zmq
 
-from exahpc.batch.space import NO_ROOM, refusal
+from exahpc.batch.space import BY_ITSELF, NO_ROOM, refusal
 from exahpc.broker import status
 from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
@@ -126,7 +126,7 @@ class Broker:
                 if error.errno not in NO_ROOM:
                     raise
                 if not told:
-                    _log.error("%s", refusal(error, self._folder.path, "then the broker goes on by itself"))
+                    _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
                 told = True
             await asyncio.wait([self._end], timeout=FULL_SECONDS)
         return False

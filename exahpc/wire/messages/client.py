@@ -18,7 +18,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or "".
 
     health: (slot, state, why) of each replica that is not healthy in the broker's eyes; version: see AgentHello.
-    parked: the task is not wanted now (`[pool.scaling]`, `[budget]`).
+    parked: the task is not wanted now (`[pool.scaling]`, `[budget]`). expected: not heard only since the broker's
+    restart.
     """
 
     pool: str
@@ -33,6 +34,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     health: list[tuple[int, str, str]] = []
     version: str = ""
     parked: bool = False
+    expected: bool = False
 
 
 class BatchStatus(msgspec.Struct, frozen=True):
