@@ -15,7 +15,7 @@ from pathlib import Path
 
 from exahpc.batch import commits
 from exahpc.batch.client import Owner
-from exahpc.batch.compact import discard
+from exahpc.batch.compact import discard, discard_left
 from exahpc.batch.inputs.options import Inputs, find_inputs, refuse_output
 from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inputs
 from exahpc.batch.results import Results, Summary, write_results
@@ -88,6 +88,8 @@ def prepare(
         inputs = find_inputs([inputs])
     with _told(output):
         prepared = _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
+        if prepared.summary is not None and not keep_parts:
+            discard_left(prepared.parts, prepared.plan.batch)
         return replace(prepared, keep_parts=keep_parts)
 
 
@@ -111,6 +113,9 @@ def _prepare(
         return _finished(output, inputs, parts)
     parts.create()
     owner = Owner(parts)
+    if output.exists():  # another client has finished since we looked
+        owner.release()
+        return _finished(output, inputs, parts)
 
     def beat(done: int, total: int) -> None:
         owner.beat()
@@ -263,5 +268,5 @@ def finish(
         summary = write_results(prepared.output, prepared.parts, prepared.plan, beat, node_hours=hours)
         prepared.release()
         if not prepared.keep_parts:
-            discard(prepared.parts)
+            discard(prepared.parts.path)
     return summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,12 @@ def _free(path: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def left_behind(path: Path, kind: str) -> list[Path]:
+    """What processes that made or removed `path` have beside it, `.NAME.PID.kind`: also those that were killed."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.{kind}")
+    return [path.parent / found for found in os.listdir(path.parent) if name.fullmatch(found)]
 
 
 @contextmanager

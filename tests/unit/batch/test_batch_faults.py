@@ -250,6 +250,18 @@ def test_compact_makes_one_file_and_removes_the_folder_that_nobody_needs_any_mor
     results.close()
 
 
+def test_only_what_others_left_for_the_same_output_is_removed(
+    made: tuple[Parts, BatchPlan], tmp_path: Path
+) -> None:
+    """`o.h5.bak` may be what another process writes just now."""
+    parts, plan = made
+    names = [".o.h5.1.tmp", ".o.h5.bak.1.tmp", ".o1.h5.1.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    write_results(tmp_path / "o.h5", parts, plan)
+    assert [name for name in names if (tmp_path / name).exists()] == names[1:]
+
+
 def test_compact_shows_what_is_done_so_far_only_elsewhere(tmp_path: Path) -> None:
     parts, _ = begin(tmp_path, [line("a"), line("b")])
     commit(parts, [error(1, "x")])

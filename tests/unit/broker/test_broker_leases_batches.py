@@ -104,6 +104,48 @@ def test_a_finished_batch_is_not_run_again(world: World, tmp_path: Path) -> None
         prepare(source, tmp_path / "out.h5")
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_a_run_that_was_killed_at_its_end_has_left_goes_with_the_next_one(
+    world: World, tmp_path: Path, gone: bool
+) -> None:
+    source = write_input(tmp_path / "in.jsonl", 5)
+    world.start_agent("a/0")
+    prepared = prepare(source, tmp_path / "out.h5", keep_parts=True)
+    first = world.drive(prepared)
+    if gone:
+        prepared.parts.path.rename(tmp_path / ".out.h5.parts.1.gone")
+    kept = prepare(source, tmp_path / "out.h5", keep_parts=True)
+    assert prepared.parts.path.exists() is not gone
+    owner = Owner(prepared.parts) if not gone else None
+    if owner is not None:
+        assert prepare(source, tmp_path / "out.h5").summary == first
+        assert prepared.parts.path.exists(), "somebody works on it"
+        owner.release()
+    again = prepare(source, tmp_path / "out.h5")
+    assert again.summary == kept.summary == first
+    assert not list(tmp_path.glob("*.parts")) + list(tmp_path.glob(".*.gone"))
+
+
+def test_a_client_that_begins_when_another_one_ends_takes_its_results(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_input(tmp_path / "in.jsonl", 5)
+    world.start_agent("a/0")
+    first = prepare(source, tmp_path / "out.h5")
+
+    def late(parts: Parts) -> Owner:
+        """The other one ends between the second's look at the output and its claim."""
+        monkeypatch.undo()
+        world.drive(first)
+        parts.create()
+        return Owner(parts)
+
+    monkeypatch.setattr("exahpc.batch.run.Owner", late)
+    second = prepare(source, tmp_path / "out.h5")
+    assert second.summary is not None
+    assert second.summary.ok == 5
+
+
 def test_a_lost_agent_costs_no_row_and_its_journaled_rows_are_not_run_again(world: World, tmp_path: Path) -> None:
     prepared = prepare(write_input(tmp_path / "in.jsonl", 100), tmp_path / "out.h5")
     world.ask(prepared.question)
