@@ -51,7 +51,7 @@ class Row:
 class _Lease:
     """next: first row not loaded yet; suspects: rows that must run alone; writing: records that `sync` is making
     durable; lost: row -> (attempts, own exits); back: rows to hand back; soft: nothing more is begun; dead:
-    revoked."""
+    revoked; unread: why its rows could not be read, to be told."""
 
     grant: LeaseGrant
     next: int
@@ -64,6 +64,7 @@ class _Lease:
     back: list[int] = field(default_factory=list)
     soft: bool = False
     dead: bool = False
+    unread: str = ""
 
     @property
     def where(self) -> Where:
@@ -310,6 +311,7 @@ class LeaseWorker:
             return
         if load.error:
             log.warning("rows of %s cannot be read, handing them back: %s", load.where[0], load.error)
+            lease.unread = f"rows of {load.where[0]} cannot be read there: {load.error}"
             self.revoke(load.lease, soft=True)
             self._ask_again = self._clock() + _BACKOFF_SECONDS
             return
@@ -340,7 +342,8 @@ class LeaseWorker:
                 lease.records = written = []
             if lease.over:
                 del self._leases[number]
-            held = self._blocked.get(lease.where, "") if say_held else ""
+            held = lease.unread or (self._blocked.get(lease.where, "") if say_held else "")
+            lease.unread = ""
             if written or back or lease.over or held:
                 good = ranges_of(record.row for record in written if record.status == 200)
                 bad = ranges_of(record.row for record in written if record.status != 200)

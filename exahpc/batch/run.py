@@ -126,6 +126,7 @@ def _prepare(
         resumed = plan is not None
         if plan is not None:
             plan = _moved(parts, plan, inputs)
+            parts.check(plan)
             if served_name is not None and plan.model not in (None, served_name):
                 raise BatchError(
                     f"{parts.path} was begun for model {plan.model!r}, this deployment serves {served_name!r}: "

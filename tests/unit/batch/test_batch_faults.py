@@ -19,10 +19,13 @@ from exahpc.agent.leases import LeaseWorker
 from exahpc.batch.client import Owner
 from exahpc.batch.export import export
 from exahpc.batch.gather import Gathered
+from exahpc.batch.opened import load
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.results import Results, write_results
+from exahpc.batch.run import prepare
 from exahpc.batch.segments import Roller
 from exahpc.batch.space import NoRoomError
+from exahpc.batch.station import Station
 from exahpc.cli.batch import batch
 from exahpc.errors import BatchError
 from exahpc.wire.messages import LeaseGrant
@@ -178,6 +181,28 @@ def test_a_spoilt_segment_is_named_and_made_again_from_the_journals(
     for path in parts.segments.iterdir():
         path.unlink()
     assert write_results(tmp_path / "o.h5", parts, plan).ok == ROWS
+
+
+def gone(path: Path, others: list[Path]) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, no_hdf5, gone])
+@pytest.mark.parametrize("name", ["index.npy", "order.npy"])
+def test_a_spoilt_index_or_order_is_named_before_any_row_is_run_or_counted(
+    tmp_path: Path, name: str, spoil: Callable[[Path, list[Path]], None]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join([line("a"), line("b"), line("c"), "junk"]))
+    prepared = prepare(tmp_path / "in.jsonl", tmp_path / "o.h5", skip_invalid=True)
+    prepared.release()
+    spoil(prepared.parts.path / name, [])
+    for action in (
+        lambda: prepare(tmp_path / "in.jsonl", tmp_path / "o.h5", skip_invalid=True),
+        lambda: load(prepared.parts, prepared.plan.batch, 1),
+        lambda: Station(prepared.parts, prepared.plan.batch, "a-0"),
+    ):
+        with pytest.raises(BatchError, match=rf"{name} (is damaged|is gone|tells of)"):
+            action()
 
 
 def test_a_segment_of_another_batch_or_a_missing_one_is_named(
