@@ -206,7 +206,7 @@ class CommitWriter:
     @property
     def superseded(self) -> bool:
         """Any higher number tells it: the next one may have been given back (see `__init__`)."""
-        return _numbers(self.folder)[-1] > self.number
+        return max(_numbers(self.folder), default=0) > self.number
 
     def close(self) -> None:
         self._file.close()

@@ -194,7 +194,7 @@ def drive(
     with _told(prepared.output):
         roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     question: Question = prepared.question
-    roll_at, full = clock(), False
+    roll_at, waits = clock(), False
     while True:
         prepared.beat()
         try:
@@ -223,18 +223,22 @@ def drive(
                 raise BatchError(f"batch {prepared.plan.batch} failed: {note}; the same command goes on with it")
         if clock() >= roll_at:
             with _told(prepared.output):
-                full = _rolled(roller, full)
+                waits = _rolled(roller, waits)
             roll_at = clock() + _ROLL_SECONDS
         sleep(poll_seconds)
 
 
-def _rolled(roller: Roller, full: bool) -> bool:
-    """Roll what is due. A full disk can wait: answers are safe in the journals. Returns whether it is full."""
+def _rolled(roller: Roller, waits: bool) -> bool:
+    """Roll what is due. A disk that is full, or fails for a while, can wait: answers are safe in the journals, and
+    `finish` tells what is wrong for good. Returns whether it waits."""
     try:
         roller.roll()
-    except NoRoomError as error:
-        if not full:
-            log.warning("answers are not gathered into segments for now: %s", error.but(BY_ITSELF))
+    except BatchError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        if not waits:
+            told = error.but(BY_ITSELF) if isinstance(error, NoRoomError) else error
+            log.warning("answers are not gathered into segments for now: %s", told)
         return True
     return False
 
