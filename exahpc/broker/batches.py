@@ -111,7 +111,7 @@ class Batches:
         return Work(
             sum(book.rows - book.ok - book.failed for book in books),
             sum(book.waiting for book in books),
-            self._opening(),
+            self._opening() or any(entry.files.held for entry in self._batches.values()),
             frozenset[str]().union(*(book.agents for book in books)),
         )
 
