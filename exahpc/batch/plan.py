@@ -190,12 +190,20 @@ class Parts:
 
     def check(self, plan: BatchPlan) -> None:
         """Raises BatchError unless index and run order may be those of `plan`."""
+        self.check_order(plan)
+        self._check_length(self.index, self.load_index(), plan)
+
+    def check_order(self, plan: BatchPlan) -> None:
+        """As `check`, of the run order alone: records in journals cannot be told apart without it."""
         order = self.load_order()
         if order is None and plan.ordered:
             raise self._damaged(self.order, "is gone")
-        for path, found in ((self.index, self.load_index()), (self.order, order)):
-            if found is not None and len(found) != plan.rows:
-                raise self._damaged(path, f"tells of {len(found)} rows, the batch has {plan.rows}")
+        if order is not None:
+            self._check_length(self.order, order, plan)
+
+    def _check_length(self, path: Path, found: npt.NDArray[Any], plan: BatchPlan) -> None:
+        if len(found) != plan.rows:
+            raise self._damaged(path, f"tells of {len(found)} rows, the batch has {plan.rows}")
 
     def _mapped(self, path: Path) -> npt.NDArray[Any]:
         try:

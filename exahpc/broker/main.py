@@ -74,7 +74,7 @@ class Broker:
         self._now = Clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._entries = Entries()
-        self._draining = False
+        self._draining = self._published = False
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,6 @@ class Broker:
         self._take_over(before)
         context = link.context()
         self._listen(context, before)
-        await self._with_room(lambda: self._folder.publish_head(self._record))
         from exahpc.broker.batches import Batches  # half of all imports: peers reconnect meanwhile
 
         self._batches = Batches(self._folder.path, self._fleet.epoch, self._policies.account.spent)
@@ -184,6 +183,12 @@ class Broker:
             port=int(before.address.rpartition(":")[2]) if before and before.host == host else 0,
         )
         self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
+        try:
+            self._publish()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
         _log.info(
             "epoch %d at %s; %d of %d agents were here before",
             self._record.epoch,
@@ -191,6 +196,10 @@ class Broker:
             self._fleet.expected,
             sum(pool.tasks for pool in self._deployment.pool),
         )
+
+    def _publish(self) -> None:
+        self._folder.publish_head(self._record)
+        self._published = True
 
     def _warned(self) -> None:
         """Walltime or preemption is near. A head that shares a task ends with its agent, which is draining now."""
@@ -386,8 +395,8 @@ class Broker:
                 head = await asyncio.to_thread(self._folder.head)
                 if head is not None and head.epoch > self._fleet.epoch:
                     self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
-                elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
-                    await asyncio.to_thread(self._folder.publish_head, self._record)
+                elif not self._published or (head is not None and head.epoch < self._fleet.epoch):
+                    await asyncio.to_thread(self._publish)  # we started together, and it wrote last
             except OSError as error:  # a full disk, a server that is away: looked at again
                 _log.warning("the record of the head cannot be looked after: %s", error)
 

@@ -200,6 +200,7 @@ def test_a_spoilt_index_or_order_is_named_before_any_row_is_run_or_counted(
         lambda: prepare(tmp_path / "in.jsonl", tmp_path / "o.h5", skip_invalid=True),
         lambda: load(prepared.parts, prepared.plan.batch, 1),
         lambda: Station(prepared.parts, prepared.plan.batch, "a-0"),
+        *([lambda: export(prepared.parts.path, tmp_path / "o.jsonl")] if name == "order.npy" else []),
     ):
         with pytest.raises(BatchError, match=rf"{name} (is damaged|is gone|tells of)"):
             action()
