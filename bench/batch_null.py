@@ -264,6 +264,8 @@ def shredded(folder: Path, parts: Parts) -> dict[str, float]:
     other = Parts(folder / "shredded.parts")
     other.create()
     shutil.copy(parts.index, other.index)
+    if plan.ordered:
+        shutil.copy(parts.order, other.order)
     other.save(msgspec.structs.replace(plan, batch="x"))
     loaded = load(other, "x", 1)
     leases = Leases(1)

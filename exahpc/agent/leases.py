@@ -28,6 +28,8 @@ SUSPECT = 2
 """A row whose replica died by itself so often runs alone. If that one dies too, it becomes an error record."""
 ATTEMPTS = 10
 """A row that was begun so often becomes an error record, whatever ended its attempts."""
+HELD_SECONDS = 10.0
+"""How often the broker is told that nothing can be written: rows that make no progress would be taken back."""
 _LOAD_BYTES = 16 * 2**20
 _ANSWER_SECONDS = 1.0
 _BACKOFF_SECONDS = 10.0
@@ -49,7 +51,7 @@ class Row:
 class _Lease:
     """next: first row not loaded yet; suspects: rows that must run alone; writing: records that `sync` is making
     durable; lost: row -> (attempts, own exits); back: rows to hand back; soft: nothing more is begun; dead:
-    revoked."""
+    revoked; unread: why its rows could not be read, to be told."""
 
     grant: LeaseGrant
     next: int
@@ -62,6 +64,7 @@ class _Lease:
     back: list[int] = field(default_factory=list)
     soft: bool = False
     dead: bool = False
+    unread: str = ""
 
     @property
     def where(self) -> Where:
@@ -103,7 +106,8 @@ class LeaseWorker:
         self._stations = Stations(name, clock)
         self._lock = asyncio.Lock()
         self._ask_again = 0.0
-        self._blocked: set[Where] = set()
+        self._blocked: dict[Where, str] = {}  # where nothing can be written for now, and why
+        self._held_at = 0.0
         self._alone: str | None = None  # key of the row that runs alone: one at a time
 
     @property
@@ -298,7 +302,7 @@ class LeaseWorker:
                 log.error("results cannot be kept in %s, no more rows are begun: %s", write.where[0], write.error)
             elif write.where in self._blocked and not write.error:
                 log.warning("results are kept in %s again", write.where[0])
-        self._blocked = {write.where for write in writes if write.error}
+        self._blocked = {write.where: write.error for write in writes if write.error}
         return {lease: place for write in writes for lease, place in write.places.items()}
 
     def _loaded(self, load: Load) -> None:
@@ -307,6 +311,7 @@ class LeaseWorker:
             return
         if load.error:
             log.warning("rows of %s cannot be read, handing them back: %s", load.where[0], load.error)
+            lease.unread = f"rows of {load.where[0]} cannot be read there: {load.error}"
             self.revoke(load.lease, soft=True)
             self._ask_again = self._clock() + _BACKOFF_SECONDS
             return
@@ -323,6 +328,9 @@ class LeaseWorker:
 
     def _report(self, places: dict[int, tuple[str, int, int]]) -> list[LeaseProgress]:
         messages = []
+        say_held = bool(self._blocked) and self._clock() >= self._held_at
+        if say_held:
+            self._held_at = self._clock() + HELD_SECONDS
         for number, lease in list(self._leases.items()):
             written, lease.writing = lease.writing, []
             suspect = ranges_of(row for row in lease.back if lease.lost.get(row, (0, 0))[1])
@@ -334,11 +342,15 @@ class LeaseWorker:
                 lease.records = written = []
             if lease.over:
                 del self._leases[number]
-            if written or back or lease.over:
+            held = lease.unread or (self._blocked.get(lease.where, "") if say_held else "")
+            lease.unread = ""
+            if written or back or lease.over or held:
                 good = ranges_of(record.row for record in written if record.status == 200)
                 bad = ranges_of(record.row for record in written if record.status != 200)
                 counts = *(places[number] if written else ("", 0, 0)), count(good), count(bad)
-                told = LeaseProgress(number, lease.grant.batch, *counts, lease.over, good, bad, back, suspect)
+                told = LeaseProgress(
+                    number, lease.grant.batch, *counts, lease.over, good, bad, back, suspect, held=held
+                )
                 messages.append(_summed(told, written))
         return messages
 

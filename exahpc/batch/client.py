@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,8 @@ from exahpc.errors import BatchBusy
 from exahpc.wire.folder import write_atomic
 
 STALE_SECONDS = 60.0
+_UNHEARD_SECONDS = STALE_SECONDS / 2
+"""How long a file system may fail the owner, far from where others may take over."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -47,9 +51,9 @@ def process_lives(pid: int) -> bool:
 class Owner:
     """Holds the folder while it lives: call `beat` at least every few seconds, `release` at the end."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises BatchBusy while another client works on this output."""
-        self._folder = parts.clients
+        self._folder, self._clock = parts.clients, clock
         newest = _newest(self._folder)
         if newest and not self._free(newest):
             claim = self._read(newest)
@@ -68,7 +72,7 @@ class Owner:
         except OSError:
             self._path.unlink(missing_ok=True)  # an empty claim would hold up the next client for a minute
             raise
-        self._released = False
+        self._released, self._beaten = False, clock()
 
     @property
     def _path(self) -> Path:
@@ -100,12 +104,22 @@ class Owner:
         return now
 
     def beat(self) -> None:
-        """Say that this client lives. Raises BatchBusy when it was replaced; does nothing after `release`."""
+        """Say that this client lives. Raises BatchBusy when it was replaced, OSError when it could not say so for
+        long; does nothing after `release`."""
         if self._released:
             return
-        if _newest(self._folder) != self.number:
-            raise BatchBusy(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
-        os.utime(self._path)
+        now = self._clock()
+        try:
+            if _newest(self._folder) != self.number:
+                raise BatchBusy(f"another `exahpc batch run` has taken over {self._folder.parent}: this one stops")
+            os.utime(self._path)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if now - self._beaten >= _UNHEARD_SECONDS:
+                raise
+        else:
+            self._beaten = now
 
     def release(self) -> None:
         """From now on the folder may be anybody's, or go."""

@@ -89,7 +89,10 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _first(folder: Path, number: int) -> Opened | None:
-    reader: FrameReader[AnyEvent] = FrameReader(_path(folder, number), AnyEvent)
+    try:
+        reader: FrameReader[AnyEvent] = FrameReader(_path(folder, number), AnyEvent)
+    except FileNotFoundError:  # whoever claimed it could not open the batch
+        return None
     try:
         first = next(reader.frames(), None)
     finally:
@@ -137,7 +140,8 @@ class CommitWriter:
     ) -> None:
         """Claims the next number, replays everything that counted before, and states how much that was.
 
-        resume: given what counts, returns (number, end) up to which the caller knows the events already.
+        resume: given what counts, returns (number, end) up to which the caller knows the events already. Raises
+        OSError (disk full): then nothing is left of the claim, and trying again is allowed.
         """
         self.folder = folder
         number = max(_numbers(folder), default=0) + 1
@@ -148,14 +152,26 @@ class CommitWriter:
             except FileExistsError:
                 number += 1
         self.number = number
-        counting = accepted(folder)
+        self.replayed = 0
+        try:
+            self._take_over(epoch, replay, resume)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def _take_over(
+        self,
+        epoch: int,
+        replay: Callable[[AnyEvent], None],
+        resume: Callable[[list[tuple[int, int | None]]], tuple[int, int] | None],
+    ) -> None:
+        counting = accepted(self.folder)
         known = resume(counting)
         earlier = dict[int, int]()
         if known is not None:
             earlier = {old: limit for old, limit in counting if old < known[0] and limit is not None}
             earlier[known[0]] = known[1]
-        self.replayed = 0
-        for old, end, event in read(folder, dict(earlier)):
+        for old, end, event in read(self.folder, dict(earlier)):
             earlier[old] = end
             replay(event)
             self.replayed += 1
@@ -167,20 +183,30 @@ class CommitWriter:
         return self._file.end
 
     def _append(self, events: list[AnyEvent]) -> None:
-        self._file.append([msgspec.msgpack.encode(event) for event in events])
-        self._file.sync()
+        before = self._file.end
+        try:
+            self._file.append([msgspec.msgpack.encode(event) for event in events])
+            self._file.sync()
+        except OSError:
+            self._file.end = before  # how much of it is on disk is not known: the next attempt writes all of it
+            raise
 
     def append(self, events: list[AnyEvent]) -> None:
-        """Make events durable. Raises BatchError when a newer broker has taken over this batch."""
-        if self.superseded:
-            raise BatchError("another broker has opened this batch: only one deployment can run it at a time")
+        """Make events durable. Raises BatchError when a newer broker has taken over this batch.
+
+        Raises OSError (disk full): trying again is allowed, with these events first and in this order. Readers may
+        have seen the first of them.
+        """
         if not self._file.there:
             raise BatchError(f"the batch's folder {self.folder.parent} was removed while it ran")
+        if self.superseded:
+            raise BatchError("another broker has opened this batch: only one deployment can run it at a time")
         self._append(events)
 
     @property
     def superseded(self) -> bool:
-        return _path(self.folder, self.number + 1).exists()
+        """Any higher number tells it: the next one may have been given back (see `__init__`)."""
+        return max(_numbers(self.folder), default=0) > self.number
 
     def close(self) -> None:
         self._file.close()

@@ -11,8 +11,9 @@ from pathlib import Path
 from exahpc.batch.client import Owner
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.results import Summary, write_results
+from exahpc.batch.space import left_behind
 from exahpc.batch.usage import node_hours
-from exahpc.errors import BatchError
+from exahpc.errors import BatchBusy, BatchError
 
 Progress = Callable[[int, int], None]
 _SUFFIX = ".parts"
@@ -52,17 +53,34 @@ def compact(
     finally:
         owner.release()
     if not keep_parts:
-        discard(parts)
+        discard(parts.path)
     return summary
 
 
-def discard(parts: Parts) -> None:
+def discard(folder: Path) -> None:
     """Remove a folder whose rows are all in the results file. It disappears whole; never raises."""
-    gone = parts.path.with_name(f".{parts.path.name}.{os.getpid()}.gone")
+    gone = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
     with contextlib.suppress(OSError):
-        os.rename(parts.path, gone)
-    for left in parts.path.parent.glob(f".{parts.path.name}.*.gone"):  # also of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+        os.rename(folder, gone)
+    with contextlib.suppress(OSError):
+        for left in left_behind(folder, "gone"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def discard_left(parts: Parts, batch: str) -> None:
+    """Remove what a process that was killed had still to discard of this batch, which is finished. Leaves it while
+    another process works on it; raises BatchError when the folder cannot be read."""
+    plan = parts.plan()
+    if plan is None:
+        if not parts.path.exists():
+            discard(parts.path)
+        return
+    if plan.batch == batch:
+        try:
+            Owner(parts)
+        except (BatchBusy, OSError):
+            return
+        discard(parts.path)
 
 
 def _begun(folder: Path) -> tuple[Parts, BatchPlan]:

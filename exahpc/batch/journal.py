@@ -107,7 +107,8 @@ class FrameWriter:
         return self._put(b"".join(map(frame, payloads)))
 
     def sync(self) -> None:
-        """Force all appended frames to disk. After an OSError here the file must be given up."""
+        """Force all appended frames to disk. After an OSError here the file must be given up, or all that was
+        appended since the last success written again, from `end` as it was then."""
         os.fdatasync(self._fd)
 
     @property

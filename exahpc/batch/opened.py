@@ -74,6 +74,7 @@ def load(parts: Parts, batch: str, epoch: int) -> Opened:
     if plan is None or plan.batch != batch:
         raise BatchError(f"{parts.path} does not hold batch {batch}: run `exahpc batch run` on the input again")
     same_inputs(plan)
+    parts.check(plan)
     book, committed = Book(plan.rows, plan.bad_positions), Committed()
 
     def resume(accepted: list[tuple[int, int | None]]) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -62,7 +62,8 @@ class InputFile(msgspec.Struct, frozen=True):
 
 class BatchPlan(msgspec.Struct, frozen=True):
     """One batch. digest: SHA-256 of all inputs; bad: rows that are error records from the start; source_end: bytes
-    of journal/source; model: the name it was checked against, if known; options: how the inputs were read."""
+    of journal/source; model: the name it was checked against, if known; options: how the inputs were read;
+    ordered: whether the run order is not the input's, None when an earlier version wrote it."""
 
     batch: str
     inputs: tuple[InputFile, ...]
@@ -73,6 +74,7 @@ class BatchPlan(msgspec.Struct, frozen=True):
     model: str | None
     options: InputOptions = InputOptions()
     version: int = VERSION
+    ordered: bool | None = None
 
     @property
     def input(self) -> str:
@@ -172,15 +174,45 @@ class Parts:
         return plan
 
     def load_index(self) -> Index:
-        """Row index, shape (rows,), dtype INDEX, mapped from disk. In input order."""
-        return np.load(self.index, mmap_mode="r")  # type: ignore[no-any-return]
+        """Row index, shape (rows,), dtype INDEX, mapped from disk. In input order. Raises BatchError."""
+        try:
+            return self._mapped(self.index)
+        except FileNotFoundError:
+            raise self._damaged(self.index, "is gone") from None
 
     def load_order(self) -> npt.NDArray[np.uint32] | None:
-        """The row at each position, shape (rows,), mapped from disk; None when positions are rows."""
+        """The row at each position, shape (rows,), mapped from disk; None when positions are rows. Raises
+        BatchError."""
         try:
-            return np.load(self.order, mmap_mode="r")  # type: ignore[no-any-return]
+            return self._mapped(self.order)
         except FileNotFoundError:
             return None
+
+    def check(self, plan: BatchPlan) -> None:
+        """Raises BatchError unless index and run order may be those of `plan`."""
+        self.check_order(plan)
+        self._check_length(self.index, self.load_index(), plan)
+
+    def check_order(self, plan: BatchPlan) -> None:
+        """As `check`, of the run order alone: records in journals cannot be told apart without it."""
+        order = self.load_order()
+        if order is None and plan.ordered:
+            raise self._damaged(self.order, "is gone")
+        if order is not None:
+            self._check_length(self.order, order, plan)
+
+    def _check_length(self, path: Path, found: npt.NDArray[Any], plan: BatchPlan) -> None:
+        if len(found) != plan.rows:
+            raise self._damaged(path, f"tells of {len(found)} rows, the batch has {plan.rows}")
+
+    def _mapped(self, path: Path) -> npt.NDArray[Any]:
+        try:
+            return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+        except (EOFError, ValueError) as error:
+            raise self._damaged(path, f"is damaged ({error})") from error
+
+    def _damaged(self, path: Path, what: str) -> BatchError:
+        return BatchError(f"{path} {what}: restore it, or remove {self.path} and run the batch again")
 
     def rows_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The rows at these positions."""

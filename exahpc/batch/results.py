@@ -19,7 +19,7 @@ from exahpc.batch.resultsfile import Results
 from exahpc.batch.retries import Failed, Request
 from exahpc.batch.schema import FORMAT, VERSION
 from exahpc.batch.segments import write_replicas
-from exahpc.batch.space import Sink, refusal
+from exahpc.batch.space import Sink, left_behind, refusal
 from exahpc.batch.tally import Summary, Tally
 from exahpc.batch.writer import Writer
 from exahpc.errors import BatchError
@@ -43,10 +43,10 @@ def write_results(
     partial: only the rows that are done; node_hours: used for the batch. Raises BatchError while rows are missing
     unless partial; NoRoomError when the disk is full, without a trace of the attempt.
     """
-    for old in path.parent.glob(f".{path.name}.*.tmp"):
-        old.unlink(missing_ok=True)  # of a process that was killed
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        for old in left_behind(path, "tmp"):
+            old.unlink(missing_ok=True)
         with Gathered(parts, plan, lambda: progress(0, plan.rows)) as gathered:
             if gathered.missing and not partial:
                 raise BatchError(

@@ -43,7 +43,7 @@ class Failed:
         try:
             self._reader = self._reader or RowReader(self._parts, self._plan)
             entries = self._parts.load_index()[rows]
-        except OSError:
+        except (OSError, BatchError):
             return
         sizes = np.cumsum(entries["length"], dtype=np.int64)
         low = 0

@@ -22,6 +22,7 @@ import numpy as np
 
 from exahpc.batch.client import Owner
 from exahpc.batch.columns import Block, Replicas
+from exahpc.batch.compact import discard
 from exahpc.batch.journal import sync_directory
 from exahpc.batch.plan import Parts
 from exahpc.batch.results import write_rows
@@ -121,7 +122,7 @@ class Retrying:
         return summary
 
     def drop(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        discard(self.folder)
 
 
 def _private(path: str, flags: int) -> int:

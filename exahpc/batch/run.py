@@ -15,13 +15,13 @@ from pathlib import Path
 
 from exahpc.batch import commits
 from exahpc.batch.client import Owner
-from exahpc.batch.compact import discard
+from exahpc.batch.compact import discard, discard_left
 from exahpc.batch.inputs.options import Inputs, find_inputs, refuse_output
 from exahpc.batch.plan import BatchPlan, Parts, digest_of, one_digest, same_inputs
 from exahpc.batch.results import Results, Summary, write_results
 from exahpc.batch.segments import Roller
 from exahpc.batch.source import index_inputs
-from exahpc.batch.space import NoRoomError, refusal
+from exahpc.batch.space import BY_ITSELF, NoRoomError, refusal
 from exahpc.batch.usage import node_hours
 from exahpc.errors import BatchCancelled, BatchError, LinkError
 from exahpc.wire.messages import BatchCancel, BatchOpen, BatchQuery, BatchState, BatchStatus, Refused
@@ -88,6 +88,8 @@ def prepare(
         inputs = find_inputs([inputs])
     with _told(output):
         prepared = _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
+        if prepared.summary is not None and not keep_parts:
+            discard_left(prepared.parts, prepared.plan.batch)
         return replace(prepared, keep_parts=keep_parts)
 
 
@@ -111,6 +113,9 @@ def _prepare(
         return _finished(output, inputs, parts)
     parts.create()
     owner = Owner(parts)
+    if output.exists():  # another client has finished since we looked
+        owner.release()
+        return _finished(output, inputs, parts)
 
     def beat(done: int, total: int) -> None:
         owner.beat()
@@ -121,6 +126,7 @@ def _prepare(
         resumed = plan is not None
         if plan is not None:
             plan = _moved(parts, plan, inputs)
+            parts.check(plan)
             if served_name is not None and plan.model not in (None, served_name):
                 raise BatchError(
                     f"{parts.path} was begun for model {plan.model!r}, this deployment serves {served_name!r}: "
@@ -188,7 +194,7 @@ def drive(
     with _told(prepared.output):
         roller = Roller(prepared.parts, prepared.plan, beat=prepared.beat)
     question: Question = prepared.question
-    roll_at, full = clock(), False
+    roll_at, waits = clock(), False
     while True:
         prepared.beat()
         try:
@@ -217,18 +223,22 @@ def drive(
                 raise BatchError(f"batch {prepared.plan.batch} failed: {note}; the same command goes on with it")
         if clock() >= roll_at:
             with _told(prepared.output):
-                full = _rolled(roller, full)
+                waits = _rolled(roller, waits)
             roll_at = clock() + _ROLL_SECONDS
         sleep(poll_seconds)
 
 
-def _rolled(roller: Roller, full: bool) -> bool:
-    """Roll what is due. A full disk can wait: answers are safe in the journals. Returns whether it is full."""
+def _rolled(roller: Roller, waits: bool) -> bool:
+    """Roll what is due. A disk that is full, or fails for a while, can wait: answers are safe in the journals, and
+    `finish` tells what is wrong for good. Returns whether it waits."""
     try:
         roller.roll()
-    except NoRoomError as error:
-        if not full:
-            log.warning("answers are not gathered into segments for now: %s", error)
+    except BatchError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        if not waits:
+            told = error.but(BY_ITSELF) if isinstance(error, NoRoomError) else error
+            log.warning("answers are not gathered into segments for now: %s", told)
         return True
     return False
 
@@ -263,5 +273,5 @@ def finish(
         summary = write_results(prepared.output, prepared.parts, prepared.plan, beat, node_hours=hours)
         prepared.release()
         if not prepared.keep_parts:
-            discard(prepared.parts)
+            discard(prepared.parts.path)
     return summary

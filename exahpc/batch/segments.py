@@ -174,6 +174,7 @@ class Roller:
     ) -> None:
         """most_rows: of a segment; beat: called before each segment is published, raises when this client was
         replaced; into: where new segments are written, if not beside those that are there."""
+        parts.check_order(plan)
         self._parts, self._plan, self._beat = parts, plan, beat
         self._most = most_rows or max(SEGMENT_ROWS, -(-plan.rows // MOST_SEGMENTS))
         self._folder, self._next = into or parts.segments, 1

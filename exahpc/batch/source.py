@@ -166,10 +166,10 @@ class _Pass:
         end, bad = self._rejects.close(), self._rejects.count
         if bad and not skip_invalid:
             raise BatchError(self._rejects.story(plan.input, plan.rows))
-        self._write_order(plan.rows)
+        ordered = self._write_order(plan.rows)
         self._traits.path.unlink()
         sync_directory(self._parts.copies)
-        return msgspec.structs.replace(plan, bad=bad, source_end=end)
+        return msgspec.structs.replace(plan, bad=bad, source_end=end, ordered=ordered)
 
     def _reject_repeated(self, plan: BatchPlan) -> None:
         """Reject every later row whose custom_id appeared before. Equal hashes are compared by their text."""
@@ -195,7 +195,9 @@ class _Pass:
         reader.close()
         index.flush()
 
-    def _write_order(self, rows: int) -> None:
+    def _write_order(self, rows: int) -> bool:
+        """Whether it is not the order of the input."""
+
         def read(first: int, last: int) -> Traits:
             self._beat()
             return self._traits.read(first, last)
@@ -203,7 +205,7 @@ class _Pass:
         order = run_order(rows, read)
         bad = np.array(self._rejects.rows, np.uint32)
         if order is None and not len(bad):
-            return
+            return False
         if order is None:
             order = np.arange(rows, dtype=np.uint32)
         if len(bad):
@@ -214,3 +216,4 @@ class _Pass:
             np.save(file, order)
             file.flush()
             os.fsync(file.fileno())
+        return True

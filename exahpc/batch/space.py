@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,29 @@ from typing import Any, BinaryIO
 from exahpc.errors import BatchError
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+AGAIN = "then run the same command again"
+BY_ITSELF = "then it goes on by itself"
 
 
 class NoRoomError(BatchError):
     """The disk or a quota is full. What was done is kept; the same action succeeds when there is room."""
 
+    def __init__(self, what: str, then: str = AGAIN) -> None:
+        """what: could not be written; then: what makes the work go on when there is room."""
+        super().__init__(f"{what}: make room (or raise the quota), {then}; nothing that was done is lost")
+        self._what = what
 
-def refusal(error: OSError, path: Path, then: str = "then run the same command again") -> BatchError:
+    def but(self, then: str) -> NoRoomError:
+        """The same, told where something else makes the work go on."""
+        return NoRoomError(self._what, then)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the same action succeeds when there is room."""
+    return isinstance(error, NoRoomError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
+
+
+def refusal(error: OSError, path: Path, then: str = AGAIN) -> BatchError:
     """An error of the file system, as the user is told it: which path, what is wrong, what to do.
 
     then: what makes the work go on when there is room.
@@ -27,8 +44,7 @@ def refusal(error: OSError, path: Path, then: str = "then run the same command a
         return BatchError(f"{path} cannot be used: {error.strerror or error}")
     free = _free(path)
     left = "" if free is None else f", {free / 2**20:.0f} MiB are free there for this user"
-    remedy = f"make room (or raise the quota), {then}; nothing that was done is lost"
-    return NoRoomError(f"no room to write {path} ({os.strerror(error.errno or 0)}{left}): {remedy}")
+    return NoRoomError(f"no room to write {path} ({os.strerror(error.errno or 0)}{left})", then)
 
 
 def _free(path: Path) -> int | None:
@@ -37,6 +53,12 @@ def _free(path: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def left_behind(path: Path, kind: str) -> list[Path]:
+    """What processes that made or removed `path` have beside it, `.NAME.PID.kind`: also those that were killed."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.{kind}")
+    return [path.parent / found for found in os.listdir(path.parent) if name.fullmatch(found)]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from exahpc.batch.journal import Record
 from exahpc.batch.lines import Flaw, id_bytes
 from exahpc.batch.plan import Parts
 from exahpc.batch.rotating import RotatingJournal
-from exahpc.batch.space import refusal
+from exahpc.batch.space import BY_ITSELF, refusal
 from exahpc.errors import BatchError
 
 
@@ -46,6 +46,7 @@ class Station:
         plan = parts.plan()
         if plan is None or plan.batch != batch:
             raise BatchError(f"{parts.path} does not hold batch {batch}")
+        parts.check(plan)
         self._parts, self._name, self._plan = parts, name, plan
         self._reader = RowReader(parts, plan)
         self._journal = RotatingJournal(parts.journal, name, batch)
@@ -130,16 +131,22 @@ class Stations:
             except (BatchError, OSError) as error:
                 write.error = str(error)
                 if isinstance(error, OSError):
-                    write.error = str(refusal(error, Path(write.where[0]), "then it goes on by itself"))
+                    write.error = str(refusal(error, Path(write.where[0]), BY_ITSELF))
         for load in loads:
             try:
                 load.after, load.rows = self._at(load.where).read(load.first, load.last, load.most_bytes)
             except (BatchError, OSError, ValueError) as error:
                 load.error = str(error)
+                if isinstance(error, OSError):  # an open file may be a stale handle: only a new one may read again
+                    self._drop(load.where)
         crowd = [where for where in self._open if where not in in_use][: -self._most]
         for where in {*crowd, *self._idle(in_use)}:
-            del self._used[where]
-            self._open.pop(where).close()
+            self._drop(where)
+
+    def _drop(self, where: Where) -> None:
+        self._used.pop(where, None)
+        if (station := self._open.pop(where, None)) is not None:
+            station.close()
 
     def _at(self, where: Where) -> Station:
         station = self._open.pop(where, None) or Station(Parts(Path(where[0])), where[1], self._name)

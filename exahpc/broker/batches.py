@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
 import msgspec
 
 from exahpc.batch import usage
-from exahpc.batch.commits import AnyEvent, Commit
+from exahpc.batch.commits import Commit
 from exahpc.batch.intervals import count
-from exahpc.batch.opened import Opened, close_late, finish, load
+from exahpc.batch.opened import Opened
 from exahpc.batch.plan import Parts
-from exahpc.batch.salvage import Committed, Found, Owners, look
-from exahpc.batch.space import refusal
+from exahpc.batch.space import is_full, refusal
+from exahpc.broker.batch_files import BatchFiles
 from exahpc.broker.lease_actions import Action, Grant, Log, Revoke, Salvage
 from exahpc.broker.leases import Leases
 from exahpc.broker.release import Work
@@ -46,24 +46,24 @@ log = logging.getLogger(__name__)
 
 _THREADS = 4
 _KEPT = 64  # ended batches remembered for queries
+_AGAIN_SECONDS = 2.0
+_BELIEVED_SECONDS = 15.0
+"""Longer than an agent is silent about a full disk."""
 
 
 @dataclass
 class _Batch:
-    """One batch. status: counts in it are durable (a number shown is a row that survives anything); going: the
-    (ok, failed) that `flushing` makes durable; unsought: agents whose journals are to be looked through, all at
-    once, when `seeking`, the look under way, has ended."""
+    """One batch. status: counts in it are durable (a number shown is a row that survives anything); agents: why
+    one of them cannot write, and until when that is believed."""
 
-    parts: Parts
+    files: BatchFiles
     status: BatchStatus
-    loading: Future[Opened] | None = None
-    loaded: Opened | None = None
-    events: list[AnyEvent] = field(default_factory=list)
-    flushing: Future[None] | None = None
-    going: tuple[int, int] = (0, 0)
-    unsought: set[str] = field(default_factory=set)
-    seeking: tuple[set[str], Future[dict[str, list[Found]]]] | None = None
     tally: Tally | None = None
+    agents: tuple[str, float] = "", 0.0
+
+    @property
+    def live(self) -> bool:
+        return self.status.state in ("opening", "running")
 
 
 class Batches:
@@ -77,7 +77,8 @@ class Batches:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batches")
         self._grants: list[LeaseGrant] = []
         self._revokes: list[tuple[str, LeaseRevoke]] = []
-        self._hellos: dict[str, tuple[int, ...]] = {}
+        self._hellos: dict[str, frozenset[int]] = {}
+        self._unnoted, self._note_at = False, 0.0
         self.account = account
         try:
             before = msgspec.json.decode(self._register.read_bytes(), type=dict[str, str])
@@ -100,7 +101,7 @@ class Batches:
                 self._remember()
         elif entry is None:
             return Refused(f"unknown batch {message.batch}: open it with `exahpc batch run`")
-        elif isinstance(message, BatchCancel) and entry.status.state in ("opening", "running"):
+        elif isinstance(message, BatchCancel) and entry.live:
             self._end(message.batch, entry, "cancelled")
         return BatchState(self._status(message.batch, entry))
 
@@ -110,7 +111,7 @@ class Batches:
         return Work(
             sum(book.rows - book.ok - book.failed for book in books),
             sum(book.waiting for book in books),
-            self._opening(),
+            self._opening() or any(entry.files.held for entry in self._batches.values()),
             frozenset[str]().union(*(book.agents for book in books)),
         )
 
@@ -118,10 +119,12 @@ class Batches:
         return [self._status(batch, entry) for batch, entry in self._batches.items()]
 
     def _status(self, batch: str, entry: _Batch) -> BatchStatus:
-        book = self._leases.book(batch)
+        book, status = self._leases.book(batch), entry.status
+        if entry.live:
+            status = msgspec.structs.replace(status, note=entry.files.held or entry.agents[0])
         if book is None:
-            return entry.status
-        status = msgspec.structs.replace(entry.status, leased=book.leased)
+            return status
+        status = msgspec.structs.replace(status, leased=book.leased)
         return entry.tally.told(status) if entry.tally is not None else status
 
     # --- agents ---
@@ -133,6 +136,8 @@ class Batches:
 
     def progress(self, agent: str, message: LeaseProgress, now: float) -> list[LeaseRevoke]:
         """Revokes to send to this agent."""
+        if message.held and message.batch in self._batches:
+            self._batches[message.batch].agents = f"{agent}: {message.held}", now + _BELIEVED_SECONDS
         actions = self._leases.progress(agent, message, now)
         committed = any(isinstance(action, Log) and isinstance(action.event, Commit) for action in actions)
         if committed and (tally := self._batches[message.batch].tally) is not None:
@@ -142,10 +147,12 @@ class Batches:
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
         """An agent (re)connected with these leases in hand. Revokes to send to it."""
+        named = frozenset(leases)
         if self._opening():
-            self._hellos[agent] = tuple(leases)  # whose leases they are is not known yet
-            return []
-        self._perform(self._leases.hello(agent, leases, now), now)
+            self._hellos[agent] = named  # some may be of a batch whose leases are not known yet
+            self._perform(self._leases.known(agent, named), now)
+        else:
+            self._perform(self._leases.hello(agent, named, now), now)
         return self._for(agent)
 
     def agent_lost(self, agent: str, now: float, *, orderly: bool = False) -> None:
@@ -160,34 +167,41 @@ class Batches:
             try:
                 self._collect(batch, entry, now)
             except Exception as error:  # a full disk, a spoilt folder, a defect: one batch must not end the broker
-                log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
-                told = refusal(error, entry.parts.path) if isinstance(error, OSError) else error
-                self._end(batch, entry, "failed", str(told) or type(error).__name__)
+                if is_full(error):
+                    entry.files.hold(error, now)
+                else:
+                    log.error("batch %s failed: %s", batch, error, exc_info=not isinstance(error, BatchError))
+                    told = refusal(error, entry.files.parts.path) if isinstance(error, OSError) else error
+                    self._end(batch, entry, "failed", str(told) or type(error).__name__)
+            if self._leases.book(batch) is not None:
+                self._leases.hold(batch, bool(entry.files.held))
         if self._hellos and not self._opening():
             for agent, leases in self._hellos.items():
-                self._perform(self._leases.hello(agent, leases, now), now)
+                self._perform(self._leases.strangers(agent, leases), now)
             self._hellos.clear()
         self._perform(self._leases.tick(now), now)
-        for batch, entry in self._batches.items():
-            if entry.events and entry.flushing is None and entry.loaded is not None:
-                events, entry.events = entry.events, []
-                entry.going = entry.loaded.book.ok, entry.loaded.book.failed
-                entry.flushing = self._pool.submit(entry.loaded.write, events, entry.loaded.due())
-            if entry.unsought and entry.seeking is None and entry.loaded is not None:
-                self._seek(batch, entry, entry.loaded.committed)
-            if entry.loaded is not None and entry.tally is not None:
+        if self._unnoted and now >= self._note_at:
+            self._note_at = now + _AGAIN_SECONDS
+            self._remember()
+        for entry in self._batches.values():
+            if entry.live:
+                entry.files.begin(self._pool, now)
+            if now >= entry.agents[1]:
+                entry.agents = "", now
+            if entry.tally is not None and entry.files.loaded is not None:
                 entry.tally.account(self.account)
                 if entry.tally.due(now):
-                    self._pool.submit(usage.note, entry.parts, entry.loaded.writer.number, entry.tally.used)
+                    self._note(entry, entry.files.loaded)
         revokes, self._revokes = self._revokes, []
         return revokes
 
     def close(self) -> None:
         """Stop the threads; what was not committed yet is found in the journals by the next broker."""
         for entry in self._batches.values():
-            if entry.loaded is not None and entry.tally is not None:
+            if entry.files.loaded is not None and entry.tally is not None:
                 with contextlib.suppress(OSError):  # results do not depend on it
-                    usage.note(entry.parts, entry.loaded.writer.number, entry.tally.account(self.account))
+                    number = entry.files.loaded.writer.number
+                    usage.note(entry.files.parts, number, entry.tally.account(self.account))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside ---
@@ -204,60 +218,50 @@ class Batches:
         for action in actions:
             match action:
                 case Log(batch, event):
-                    entry = self._batches[batch]
-                    entry.events.append(event)
-                    if entry.loaded is not None:
-                        entry.loaded.committed.note(event)
+                    files = self._batches[batch].files
+                    files.events.append(event)
+                    if files.loaded is not None:
+                        files.loaded.committed.note(event)
                 case Grant(_, batch, lease, first, last, alone, given_up):
-                    folder = str(self._batches[batch].parts.path)
+                    folder = str(self._batches[batch].files.parts.path)
                     grant = LeaseGrant(self._epoch, lease, batch, folder, first, last, alone, given_up)
                     self._grants.append(grant)
                 case Revoke(agent, lease, soft):
                     self._revokes.append((agent, LeaseRevoke(self._epoch, lease, soft)))
                 case Salvage(agent, batch):
-                    self._batches[batch].unsought.add(agent)
+                    self._batches[batch].files.unsought.add(agent)
                 case _:
                     assert_never(action)
 
-    def _seek(self, batch: str, entry: _Batch, committed: Committed) -> None:
-        agents, entry.unsought = entry.unsought, set()
-        owners = Owners(agents)
-        known = {name: committed.gaps(name) for name in committed.bytes if owners.of(name)}
-        entry.seeking = agents, self._pool.submit(look, entry.parts, batch, owners, known)
-
     def _collect(self, batch: str, entry: _Batch, now: float) -> None:
         """Take in what threads finished. Raises what they raised."""
-        if entry.loading is not None and entry.loading.done():
-            loading, entry.loading = entry.loading, None
-            entry.loaded = loaded = loading.result()
+        files = entry.files
+        if (loaded := files.opened()) is not None:
             book = loaded.book
-            entry.status = BatchStatus(
-                batch, entry.status.folder, book.rows, book.ok, book.failed, 0, "running", skipped=count(book.bad)
-            )
+            counts = book.rows, book.ok, book.failed, 0
+            entry.status = BatchStatus(batch, entry.status.folder, *counts, "running", skipped=count(book.bad))
             entry.tally = Tally(loaded.node_hours, self.account)
-            self._leases.open(batch, loaded.book, loaded.writer.number, now)
+            self._leases.open(batch, book, loaded.writer.number, now)
+            for agent, leases in self._hellos.items():
+                self._perform(self._leases.named(agent, leases, batch), now)
             self._perform(self._leases.salvaged("", batch, loaded.found, now), now)
             loaded.found = []
-        if entry.flushing is not None and entry.flushing.done():
-            flushing, entry.flushing = entry.flushing, None
-            flushing.result()
-            entry.status = msgspec.structs.replace(entry.status, ok=entry.going[0], failed=entry.going[1])
-        if entry.seeking is not None and entry.seeking[1].done():
-            (agents, seeking), entry.seeking = entry.seeking, None
-            found = seeking.result()
-            for agent in agents - entry.unsought:  # asked again meanwhile: only a newer look may end its leases
-                self._perform(self._leases.salvaged(agent, batch, found.get(agent, []), now), now)
-        open_book = self._leases.book(batch)
-        if open_book is not None and open_book.done and not entry.events and entry.flushing is None:
+        if (done := files.flushed()) is not None:
+            entry.status = msgspec.structs.replace(entry.status, ok=done[0], failed=done[1])
+        for agent, found in (files.sought() or {}).items():
+            self._perform(self._leases.salvaged(agent, batch, found, now), now)
+        book_now = self._leases.book(batch)
+        if book_now is not None and book_now.done and files.written:
             self._end(batch, entry, "finished")
 
     def _open(self, batch: str, folder: str) -> _Batch:
         parts = Parts(Path(folder))
         for old, entry in list(self._batches.items()):
-            if old != batch and entry.parts.path == parts.path and entry.status.state in ("opening", "running"):
+            if old != batch and entry.files.parts.path == parts.path and entry.live:
                 self._end(old, entry, "failed", "its folder was removed and holds another batch now")
-        entry = _Batch(parts, BatchStatus(batch, folder, 0, 0, 0, 0, "opening"))
-        entry.loading = self._pool.submit(load, parts, batch, self._epoch)
+        files = BatchFiles(batch, parts, self._epoch)
+        entry = _Batch(files, BatchStatus(batch, folder, 0, 0, 0, 0, "opening"))
+        files.begin(self._pool, 0.0)
         self._batches[batch] = entry
         return entry
 
@@ -267,23 +271,25 @@ class Batches:
         entry.status = msgspec.structs.replace(self._status(batch, entry), state=state, note=note, leased=0)
         if self._leases.book(batch) is not None:
             self._perform(self._leases.close(batch, 0.0), 0.0)
-        if entry.loading is not None:
-            entry.loading.add_done_callback(close_late)
-        if entry.loaded is not None:
-            writer, events = entry.loaded.writer, entry.events
-            if entry.tally is not None:
-                self._pool.submit(usage.note, entry.parts, writer.number, entry.tally.used)
-            self._pool.submit(finish, writer, events if state == "cancelled" else [], entry.flushing)
-        entry.loading = entry.loaded = entry.flushing = None
-        entry.events, entry.unsought, entry.seeking = [], set(), None
+        if entry.files.loaded is not None:
+            self._note(entry, entry.files.loaded)
+        entry.files.end(self._pool, last=state == "cancelled")
         self._remember()
-        ended = [b for b, e in self._batches.items() if e.status.state not in ("opening", "running")]
+        ended = [b for b, e in self._batches.items() if not e.live]
         for old in ended[:-_KEPT]:
             del self._batches[old]
 
+    def _note(self, entry: _Batch, loaded: Opened) -> None:
+        """Its node-hours. Results do not depend on them: what comes of it is not waited for."""
+        if entry.tally is not None:
+            self._pool.submit(usage.note, entry.files.parts, loaded.writer.number, entry.tally.used)
+
     def _remember(self) -> None:
-        live = {b: str(e.parts.path) for b, e in self._batches.items() if e.status.state in ("opening", "running")}
+        live = {b: str(e.files.parts.path) for b, e in self._batches.items() if e.live}
         try:
             write_atomic(self._register, msgspec.json.encode(live), durable=True)
-        except OSError as error:  # the client opens its batch again; only a batch without one would wait
-            log.error("%s cannot be written: %s", self._register, error)
+            self._unnoted = False
+        except OSError as error:  # a client opens its batch again; only one without would wait for ever
+            if not self._unnoted:
+                log.error("%s is written later: %s", self._register, error)
+            self._unnoted = True

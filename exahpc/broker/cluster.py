@@ -12,6 +12,7 @@ from typing import TypeVar, assert_never
 
 import msgspec
 
+from exahpc.batch.space import refusal
 from exahpc.broker.recovery import Act
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
@@ -35,6 +36,7 @@ class Cluster:
         self._deployment, self._folder, self._connect = deployment, folder, connect
         self._client: SlurmClient | None = None
         self._lock = threading.Lock()  # of the choice of a client and of the job book
+        self._unnoted: list[tuple[str, str]] = []
         self._questions = ThreadPoolExecutor(1, thread_name_prefix="slurm-query")
         self._deeds = ThreadPoolExecutor(DEEDS, thread_name_prefix="slurm")
 
@@ -44,8 +46,8 @@ class Cluster:
                 client = self._client = self._client or self._connect()
             try:
                 return work(client)
-            except OSError as error:  # a full disk must not end the broker
-                raise SlurmError(f"the deployment's folder cannot be written: {error}") from None
+            except OSError as error:  # of the deployment's folder, where the job book and wishes lie
+                raise SlurmError(str(refusal(error, self._folder.path, "then it is tried again"))) from error
 
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
@@ -65,8 +67,10 @@ class Cluster:
 
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
             for pool in self._deployment.pool if search else ():
-                for array in sorted(client.named(pool_name(self._deployment, pool)), key=int):
-                    self._note(pool.name, array)
+                found = sorted(client.named(pool_name(self._deployment, pool)), key=int)
+                self._note(*((pool.name, array) for array in found))
+            if self._unnoted:
+                self._note()
             book = JobBook.load(self._folder.path)
             pools, living = book.pools, set(arrays)
             ids = list(dict.fromkeys([*(job for jobs in pools.values() for job in jobs), *arrays]))
@@ -111,30 +115,36 @@ class Cluster:
             array=task,
         )
         array = client.submit(avoiding(submission, act.exclude))
-        try:
-            self._note(name, array)
-        except OSError as error:
-            _log.error("array %s could not be noted, its agent's hello tries again: %s", array, error)
+        self._note((name, array))
         return f"{array}_{task}"
 
-    def _note(self, pool: str, array: str) -> None:
-        """`down` cancels what stands in the job book."""
+    def _note(self, *arrays: tuple[str, str]) -> None:
+        """`down` cancels what stands in the job book: (pool, array). What it has no room for is noted by a later
+        query: the jobs are there in any case."""
         with self._lock:
-            book = JobBook.load(self._folder.path)
-            noted = book.noting(pool, array)
-            if noted is not book:
-                noted.save(self._folder.path)
+            self._unnoted += arrays
+            book = noted = JobBook.load(self._folder.path)
+            for pool, array in self._unnoted:
+                noted = noted.noting(pool, array)
+            try:
+                if noted is not book:
+                    noted.save(self._folder.path)
+            except OSError as error:
+                _log.error("jobs %s are noted later: %s", self._unnoted, error)
+            else:
+                self._unnoted.clear()
 
     def _forget(self, over: set[str]) -> None:
         """Arrays that are over leave the book: with successors they would grow without end."""
         with self._lock:
             book = JobBook.load(self._folder.path)
             if len(book.jobs) > MOST_NOTED and (kept := book.without(over)) != book:
-                kept.save(self._folder.path)
+                with contextlib.suppress(OSError):  # looked at again with the next query
+                    kept.save(self._folder.path)
 
     async def adopt(self, pool: str, array: str) -> None:
         """An agent runs in an array that nobody noted: its submitter died in between."""
-        await self._run(self._deeds, lambda client: self._note(pool, array))
+        await self._run(self._deeds, lambda client: self._note((pool, array)))
 
     async def cancel_pools(self) -> None:
         """Cancel every array of every pool, pending tasks included."""

@@ -63,13 +63,15 @@ class Doubles:
         if not double.held:
             self._open.pop(double.lease, None)
 
-    def hello(self, agent: str, alive: Container[int]) -> set[int]:
-        """The agent still works on `alive`, and on no other; returns which of its second leases those are."""
-        own = [double for double in self._open.values() if double.agent == agent]
-        for double in own:
-            if double.lease not in alive:
-                self.give_back(double, [], over=True)
-        return {double.lease for double in own if double.lease in self._open}
+    def of(self, agent: str) -> set[int]:
+        """The second leases of an agent."""
+        return {double.lease for double in self._open.values() if double.agent == agent}
+
+    def hello(self, agent: str, alive: Container[int]) -> None:
+        """The agent still works on `alive`, and on no other."""
+        for lease in self.of(agent):
+            if lease not in alive:
+                self.give_back(self._open[lease], [], over=True)
 
     def close(self, batch: str) -> list[Double]:
         """The batch ends; returns its second leases."""

@@ -7,6 +7,7 @@ supervisors which tasks are wanted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -171,7 +172,8 @@ class Local:
 
     def tick(self, *, frozen: bool) -> None:
         if not self._draining:
-            self._parking.sync(self._fleet.parked)
+            with contextlib.suppress(OSError):  # a full disk: what is not marked yet is due at the next tick
+                self._parking.sync(self._fleet.parked)
 
     def notes(self, now: float) -> list[str]:
         return []

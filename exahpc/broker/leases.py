@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from exahpc.batch.book import GIVEN_UP, Book, Lease
@@ -36,11 +36,13 @@ STRAGGLER_SECONDS = 30.0
 
 @dataclass
 class _Batch:
-    """number: of the broker's commit journal; lasts: seconds that its leases last, a decayed mean, if known."""
+    """number: of the broker's commit journal; lasts: seconds that its leases last, a decayed mean, if known; held:
+    nothing more is begun."""
 
     book: Book
     number: int
     lasts: float | None = None
+    held: bool = False
 
     def ended(self, seconds: float) -> None:
         self.lasts = seconds if self.lasts is None else self.lasts + (seconds - self.lasts) / 8
@@ -79,6 +81,10 @@ class Leases:
         doubled = [Revoke(double.agent, double.lease) for double in self._doubles.close(batch)]
         return [*closed, *(Revoke(lease.agent, lease.lease) for lease in leases), *doubled]
 
+    def hold(self, batch: str, held: bool) -> None:
+        """Whether nothing more of this batch is begun for now. What is in hand goes on, and its reports count."""
+        self._batches[batch].held = held
+
     def book(self, batch: str) -> Book | None:
         found = self._batches.get(batch)
         return found.book if found else None
@@ -93,7 +99,7 @@ class Leases:
         """The agent has room for `rows` more rows."""
         asker = self._askers.ask(agent, rows, now)
         actions = self._isolated(agent, asker, now)
-        for name, batch in self._batches.items():
+        for name, batch in self._going():
             book = batch.book
             fair = math.ceil(len(book.pending) * asker.part)
             left = min(rows, LARGEST_LEASE, fair)
@@ -108,11 +114,11 @@ class Leases:
 
     def _isolated(self, agent: str, asker: Asker, now: float) -> list[Action]:
         """One row that may be what ends agents, for an agent that has none: no other such row can be to blame."""
-        if not any(batch.book.isolated for batch in self._batches.values()):
+        if not any(batch.book.isolated for _, batch in self._going()):
             return []
         if any(lease.alone for _, lease in self._held_by(agent)):
             return []
-        for name, batch in self._batches.items():
+        for name, batch in self._going():
             if (row := batch.book.isolated.first(1)) is not None:
                 given_up = ""
                 if batch.book.given_up(row[0]):
@@ -132,7 +138,7 @@ class Leases:
             name, number = self._slow.popleft()
             batch = self._batches.get(name)
             lease = batch.book.leases.get(number) if batch is not None else None
-            if batch is None or lease is None or not batch.straggles(lease, now):
+            if batch is None or batch.held or lease is None or not batch.straggles(lease, now):
                 continue
             for first, last in self._doubles.single(name, list(lease.held)):
                 last = min(last, first + rows)
@@ -154,8 +160,9 @@ class Leases:
     def _held_by(self, agent: str) -> list[tuple[str, Lease]]:
         return [(name, lease) for name, batch in self._batches.items() for lease in batch.book.of(agent)]
 
-    def _all(self) -> list[tuple[str, Lease]]:
-        return [(name, le) for name, batch in self._batches.items() for le in batch.book.leases.values()]
+    def _going(self) -> list[tuple[str, _Batch]]:
+        """Those of which rows may be begun."""
+        return [(name, batch) for name, batch in self._batches.items() if not batch.held]
 
     # --- rows come back --------------------------------------------------------------------------------------
 
@@ -173,6 +180,8 @@ class Leases:
         if lease is None or lease.agent != agent:
             return self._late(agent, batch, message, now)
         lease.unheard = None
+        if message.held:  # no progress, but neither the rows nor the agent are to blame
+            lease.since = now
         actions = self._commit(batch, name, message, lease, now)
         if suspect := lease.held.common(message.suspect):
             actions.append(self._log(name, Blamed(suspect), now))
@@ -219,16 +228,24 @@ class Leases:
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[Action]:
         """An agent (re)connected and says what it works on: messages may have been lost on both ways."""
         alive = set(leases)
-        known = self._doubles.hello(agent, alive)
-        batches: dict[str, None] = {}
-        for batch, lease in self._held_by(agent):
-            known.add(lease.lease)
+        return [*self.known(agent, alive), *self.strangers(agent, alive)]
+
+    def known(self, agent: str, alive: Container[int]) -> list[Action]:
+        """What open batches know of that. Its `strangers` may be of a batch that opens still."""
+        self._doubles.hello(agent, alive)
+        return [action for batch in self._batches for action in self.named(agent, alive, batch)]
+
+    def named(self, agent: str, alive: Container[int], batch: str) -> list[Action]:
+        """That agent's leases of one batch, which may be open only since it named them."""
+        own = self._batches[batch].book.of(agent)
+        for lease in own:
             lease.closing, lease.unheard = lease.lease not in alive, None
-            batches[batch] = None
-        return [
-            *(Salvage(agent, batch) for batch in batches),
-            *(Revoke(agent, lease) for lease in sorted(alive - known)),
-        ]
+        return [Salvage(agent, batch)] if own else []
+
+    def strangers(self, agent: str, leases: Iterable[int]) -> list[Action]:
+        """Of leases that an agent named, those that no batch knows: it must stop."""
+        known = {lease.lease for _, lease in self._held_by(agent)} | self._doubles.of(agent)
+        return [Revoke(agent, lease) for lease in sorted(set(leases) - known)]
 
     def agent_lost(self, agent: str, now: float, *, orderly: bool = False) -> list[Action]:
         """Nothing more is expected from this agent (what does come late still counts). orderly: it was told to
@@ -236,7 +253,7 @@ class Leases:
         self._askers.forget(agent)
         for _, lease in self._held_by(agent):
             lease.blameless |= orderly
-        return [action for action in self.hello(agent, (), now) if isinstance(action, Salvage)]
+        return self.known(agent, ())
 
     def salvaged(self, agent: str, batch: str, found: Iterable[Found], now: float) -> list[Action]:
         """The agent's journals were looked through: commit what is new, end the leases that were closing."""
@@ -259,7 +276,7 @@ class Leases:
             return []
         self._swept = now
         actions: list[Action] = []
-        for batch, lease in self._all():
+        for batch, lease in _all(self._batches.items()):
             silent = lease.unheard is not None and now >= lease.unheard
             if not lease.closing and (silent or now - lease.since > self._stall):
                 lease.closing = True
@@ -271,12 +288,17 @@ class Leases:
         `want` may double the slowest."""
         self._slow.clear()
         vain = self._askers.starving(now)
-        if not vain or any(batch.book.pending for batch in self._batches.values()):
+        going = self._going()
+        if not vain or any(batch.book.pending for _, batch in going):
             return []
-        leases = self._all()
+        leases = _all(going)
         if givers := even_out([lease for _, lease in leases], vain, self._askers.room):
             return [Revoke(lease.agent, lease.lease, soft=True) for lease in givers]
         late = [(name, lease) for name, lease in leases if self._batches[name].straggles(lease, now)]
         late.sort(key=lambda one: one[1].since)
         self._slow.extend((name, lease.lease) for name, lease in late)
         return []
+
+
+def _all(batches: Iterable[tuple[str, _Batch]]) -> list[tuple[str, Lease]]:
+    return [(name, lease) for name, batch in batches for lease in batch.book.leases.values()]

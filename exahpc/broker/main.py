@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import zmq
 
+from exahpc.batch.space import BY_ITSELF, NO_ROOM, refusal
 from exahpc.broker import status
 from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
@@ -54,6 +55,7 @@ from exahpc.wire.folder import Folder, HeadRecord
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
+FULL_SECONDS = 2.0  # between two attempts to begin on a full disk
 HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
 DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
 
@@ -72,7 +74,7 @@ class Broker:
         self._now = Clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._entries = Entries()
-        self._draining = False
+        self._draining = self._published = False
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,8 @@ class Broker:
         if self._end.done():
             return self._end.result()
         before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
+        if not await self._with_room(lambda: self._claim(before)):
+            return self._end.result()
         self._take_over(before)
         context = link.context()
         self._listen(context, before)
@@ -109,14 +113,34 @@ class Broker:
             self._journal.close()
             context.destroy(linger=0)
 
-    def _take_over(self, before: HeadRecord | None) -> None:
-        """Claim the next epoch, and begin with what earlier brokers of this deployment have journalled."""
-        now = self._now()
-        epoch = self._folder.claim_epoch()
+    async def _with_room(self, act: Callable[[], None]) -> bool:
+        """Whether it was done; while the disk is full it is tried again, until this broker is told to end: its
+        supervisor gives up on one that crashes again and again."""
+        told = False
+        while not self._end.done():
+            try:
+                act()
+                return True
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not told:
+                    _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
+                told = True
+            await asyncio.wait([self._end], timeout=FULL_SECONDS)
+        return False
+
+    def _claim(self, before: HeadRecord | None) -> None:
+        """The next epoch, whose journal begins with what earlier brokers of this deployment have journalled."""
+        epoch, now = self._folder.claim_epoch(), self._now()
         journals = self._folder.path / "journal"
-        memory = replay(journals, now) if before is not None else Memory()
+        self._memory = replay(journals, now) if before is not None else Memory()
         started = Started(at=now, epoch=epoch, host=socket.gethostname())
-        self._journal = Journal(journals, epoch, memory.records(now), started)
+        self._journal = Journal(journals, epoch, self._memory.records(now), started)
+        self._epoch = epoch
+
+    def _take_over(self, before: HeadRecord | None) -> None:
+        memory, epoch, now = self._memory, self._epoch, self._now()
         moved = before is None or before.host != socket.gethostname()
         known = memory.carried(), memory.replaced, memory.successors()
         self._fleet = Fleet(self._deployment, epoch, now, *known, moved=moved)
@@ -161,7 +185,12 @@ class Broker:
             port=int(before.address.rpartition(":")[2]) if before and before.host == host else 0,
         )
         self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
-        self._folder.publish_head(self._record)
+        try:
+            self._publish()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
         _log.info(
             "epoch %d at %s; %d of %d agents were here before",
             self._record.epoch,
@@ -169,6 +198,10 @@ class Broker:
             self._fleet.expected,
             sum(pool.tasks for pool in self._deployment.pool),
         )
+
+    def _publish(self) -> None:
+        self._folder.publish_head(self._record)
+        self._published = True
 
     def _warned(self) -> None:
         """Walltime or preemption is near. A head that shares a task ends with its agent, which is draining now."""
@@ -364,10 +397,10 @@ class Broker:
                 head = await asyncio.to_thread(self._folder.head)
                 if head is not None and head.epoch > self._fleet.epoch:
                     self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
-                elif head is not None and head.epoch < self._fleet.epoch:  # we started together, and it wrote last
-                    await asyncio.to_thread(self._folder.publish_head, self._record)
-            except OSError as error:  # of a shared file system: it says nothing about who has taken over
-                _log.warning("the head's record cannot be looked at: %s", error)
+                elif not self._published or (head is not None and head.epoch < self._fleet.epoch):
+                    await asyncio.to_thread(self._publish)  # we started together, and it wrote last
+            except OSError as error:  # a full disk, a server that is away: looked at again
+                _log.warning("the record of the head cannot be looked after: %s", error)
 
     # --- status and the end ----------------------------------------------------------------------------------
 

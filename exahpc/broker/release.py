@@ -23,7 +23,7 @@ END_SECONDS = 300.0
 
 class Work(NamedTuple):
     """Of all open batches. rows: not done; waiting: those of them that no agent has; opening: some batch's rows
-    are not known yet; holders: agents that have rows."""
+    are not known yet, or it cannot be written that they are done; holders: agents that have rows."""
 
     rows: int = 0
     waiting: int = 0

@@ -102,6 +102,7 @@ def _agent(
         health=health,
         version=view.version,
         parked=view.parked,
+        expected=view.phase == "expected",
     )
 
 

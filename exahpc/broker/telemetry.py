@@ -5,6 +5,7 @@ Once in ten seconds (two after a failure) the fleet is walked; files and hooks a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
@@ -99,7 +100,8 @@ class Telemetry:
             self._tell(told)
         self.aggregate.alerts = self._watchman.alerts(now)
         if self._watchman.firing != before:
-            write_atomic(self._folder.path / "alerts.json", msgspec.json.encode(self._watchman.firing))
+            with contextlib.suppress(OSError):  # a full disk: the next broker may tell an alert once more
+                write_atomic(self._folder.path / "alerts.json", msgspec.json.encode(self._watchman.firing))
         self._store.add(self._courses.look(samples(self.aggregate, now), now), now)
 
     def _seen(self) -> Iterator[Seen]:

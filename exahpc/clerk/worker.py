@@ -18,7 +18,7 @@ from exahpc.batch.inputs.options import InputOptions, Inputs
 from exahpc.batch.noted import note_deployment
 from exahpc.batch.plan import Parts
 from exahpc.batch.run import Prepared, Question
-from exahpc.batch.space import NO_ROOM, NoRoomError, refusal
+from exahpc.batch.space import BY_ITSELF, NO_ROOM, NoRoomError, refusal
 from exahpc.clerk.publish import publish
 from exahpc.clerk.queue import AGAIN, DONE
 from exahpc.clerk.refusals import InputRefused, check_endpoint, refuse_packed, refused
@@ -118,7 +118,7 @@ class Worker:
             if submission.order is not None:
                 self._to("finalizing")
                 self._publish(self._output, prepared)
-            self._to("completed")
+            self._to("completed", note="")
         finally:
             prepared.release()
 
@@ -130,7 +130,7 @@ class Worker:
             summary = running.finish(prepared)
         else:
             summary = running.drive(
-                prepared, self._ask, self._report, over=lambda: self._to("finalizing"), poll_seconds=_POLL
+                prepared, self._ask, self._report, over=lambda: self._to("finalizing", note=""), poll_seconds=_POLL
             )
         self._to("finalizing", total=summary.total, ok=summary.ok, failed=summary.failed)
 
@@ -157,9 +157,10 @@ class Worker:
         if status is None:
             return
         now = time.monotonic()
-        if now - self._saved >= _POLL and (status.ok, status.failed) != (self._state.ok, self._state.failed):
+        if now - self._saved >= _POLL:
             self._saved = now
-            self._save(self._state, total=status.total, ok=status.ok, failed=status.failed)
+            note = status.note if status.state in ("opening", "running") else ""
+            self._save(self._state, total=status.total, ok=status.ok, failed=status.failed, note=note)
 
     # --- when it is to end ---
 
@@ -185,7 +186,7 @@ class Worker:
             if isinstance(answer, m.BatchState):
                 self._save(self._state, ok=answer.status.ok, failed=answer.status.failed)
         self._publish_parts()
-        self._to(self._end or "cancelled")
+        self._to(self._end or "cancelled", note="")
 
     def _fail(self, error: BatchError) -> None:
         log.warning("%s failed: %s", self._submission.id, error)
@@ -201,7 +202,9 @@ class Worker:
 
     def _later(self, error: BatchError | LinkError | OSError) -> int:
         if isinstance(error, OSError):
-            error = refusal(error, Path(error.filename or self._output), "then it goes on by itself")
+            error = refusal(error, Path(error.filename or self._output), BY_ITSELF)
+        elif isinstance(error, NoRoomError):
+            error = error.but(BY_ITSELF)
         log.warning("%s waits: %s", self._submission.id, error)
         with contextlib.suppress(OSError):  # it is the disk that is full
             self._save(self._state, note=str(error))

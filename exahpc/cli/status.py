@@ -131,6 +131,8 @@ def _view(folder: Folder, reply: StatusReply | None, *, every: bool = False) -> 
         parts.append(fleet_view.entries(reply.entries, every=every))
     if reply.batches:
         parts.append(_batches(reply))
+        live = (batch for batch in reply.batches if batch.state in ("opening", "running"))
+        parts += [Text(f"{batch.batch}: {batch.note}", "yellow") for batch in live if batch.note]
     parts += [Text(line, "yellow") for line in reply.notes]
     return Group(*parts)
 

@@ -170,6 +170,7 @@ def _batches(figures: FleetFigures) -> list[Text]:
         share = f"{100 * done / batch.total:.0f} %" if batch.total else ""
         text = f"batch {batch.batch} {batch.state}  {done:,} of {batch.total:,} rows {share}"
         lines.append(Text.assemble(text, (f"  {batch.failed:,} failed" if batch.failed else "", "yellow")))
+        lines += [Text(f"  {batch.note}", "yellow")] if batch.note else []
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from exahpc.batch import noted
@@ -66,6 +67,7 @@ class Watching:
         self.text = ""
         self._look_at = clock()
         self._news: set[str] = set()
+        self._held = ""
         self._failed: dict[tuple[str, int, int], set[int]] = {}
 
     def ask(self, question: Question) -> m.BatchState | m.Refused:
@@ -76,12 +78,23 @@ class Watching:
             self.text = "waiting for the head"
             self._tell(words.silent(self.folder, None, self._news))
             raise
-        if isinstance(answer, m.Refused) or answer.status.leased or answer.status.state != "running":
+        if isinstance(answer, m.BatchState) and self._holds(answer.status):
+            self.text = answer.status.note
+        elif isinstance(answer, m.Refused) or answer.status.leased or answer.status.state != "running":
             self.text = ""
         elif self._clock() >= self._look_at:
             self._look_at = self._clock() + _LOOK_SECONDS
             self._look()
         return answer
+
+    def _holds(self, status: m.BatchStatus) -> bool:
+        """Whether the batch waits for what its note names, which is told once: its figures are no news."""
+        note = status.note if status.state in ("opening", "running") else ""
+        what = re.sub("[0-9]+", "0", note)
+        if what != self._held:
+            self._held = what
+            self._tell([note] if note else [])
+        return bool(note)
 
     def _look(self) -> None:
         reply = ready.look(self.folder)

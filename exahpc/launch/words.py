@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from exahpc.launch.tail import last_line
@@ -31,11 +32,16 @@ def ended(folder: Folder, name: str) -> str:
 
 
 def silent(folder: Folder, reply: m.StatusReply | None, told: set[str]) -> Iterator[str]:
-    """Last words of the broker while none answers, else of agents that it does not hear; each once.
+    """Last words of the broker while none answers, else of agents that it does not hear; each once. An agent that
+    only the broker's restart keeps unheard is well: what it said last is old.
 
     told: what was shown before, without its numbers (a process that crashes again says the same at another time).
     """
-    names = ["head"] if reply is None else [f"{a.pool}-{a.task}" for a in reply.agents if not a.alive][:_MOST]
+    if reply is None:
+        names = ["head"]
+    else:
+        absent = (agent for agent in reply.agents if not (agent.alive or agent.expected))
+        names = [f"{agent.pool}-{agent.task}" for agent in islice(absent, _MOST)]
     for name in names:
         words = last_words(folder, name)
         mark = f"{name}: {re.sub('[0-9]+', '0', words)}"

@@ -80,7 +80,8 @@ def claim(directory: Path, prefix: str = "") -> int:
     directory.mkdir(mode=0o700, exist_ok=True)
 
     def taken() -> list[int]:
-        return [int(name.removeprefix(prefix)) for name in os.listdir(directory) if name.startswith(prefix)]
+        ends = (name.removeprefix(prefix) for name in os.listdir(directory) if name.startswith(prefix))
+        return [int(end) for end in ends if end.isdecimal()]  # NFS leaves `.nfs…` of a file that somebody has open
 
     number = max(taken(), default=0) + 1
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,8 @@ from exahpc.batch.lines import Flaw
 from exahpc.batch.plan import Form
 
 _CHUNK = 1 << 20
-_encode = msgspec.json.Encoder().encode
+_ROWS = 256
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def form_in_place(found: Found) -> Form | None:
@@ -35,7 +37,7 @@ def copy(path: Path, found: Found, options: InputOptions, target: Path, beat: Ca
             form = _form(path, found, options)
             for i, piece in enumerate(_pieces(path, found, options)):
                 file.write(piece)
-                if i % 1024 == 0:
+                if i % 16 == 0:
                     beat()
             file.flush()
             os.fsync(file.fileno())
@@ -66,14 +68,17 @@ def _pieces(path: Path, found: Found, options: InputOptions) -> Iterator[bytes]:
                 delimiter = "," if found.format == "csv" else "\t"
                 yield from _prompt_lines(csv_prompts(stream, path, options.column, delimiter))
             case "json":
-                for element in elements(stream, path):
-                    yield element + b"\n"
+                found_elements = elements(stream, path)
+                while some := list(islice(found_elements, _ROWS)):
+                    yield b"\n".join([*some, b""])
             case _:
                 while piece := stream.read(_CHUNK):
                     yield piece
 
 
 def _prompt_lines(prompts: Prompts) -> Iterator[bytes]:
-    for origin, prompt in prompts:
-        line = [origin, None, prompt.reason] if isinstance(prompt, Flaw) else [origin, prompt]
-        yield _encode(line) + b"\n"
+    while some := list(islice(prompts, _ROWS)):
+        yield _encode_lines(
+            (origin, None, prompt.reason) if isinstance(prompt, Flaw) else (origin, prompt)
+            for origin, prompt in some
+        )

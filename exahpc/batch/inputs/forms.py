@@ -14,6 +14,9 @@ from exahpc.batch.lines import Flaw, Row
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec says to ill-formed or ill-shaped JSON, and to lone surrogates."""
 
+GROUP = 256
+"""Lines that are decoded in one go; when one of them is unusual, the group is done line by line."""
+
 
 @dataclass(slots=True)
 class Checked:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from exahpc.batch.inputs.forms import UNREADABLE, Checked, not_utf8, refuse_constant, where
+from exahpc.batch.inputs.forms import GROUP, UNREADABLE, Checked, not_utf8, refuse_constant, where
 from exahpc.batch.inputs.template import Maker, name_of
 from exahpc.batch.lines import Flaw, Row
 from exahpc.batch.plan import KINDS
@@ -50,15 +50,27 @@ class _JsonForm(ABC):
         """The prompt in a JSON value, whatever it is."""
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
-        checked, usual, number, limit = Checked(), self._usual, self._maker.number, self._maker.limit
-        for row, line in enumerate(lines, first_row):
+        checked = Checked()
+        for start in range(0, len(lines), GROUP):
+            group, first = lines[start : start + GROUP], first_row + start
             try:
-                prompt = usual(line)
+                self._note(checked, list(map(self._usual, group)), first)
             except UNREADABLE:
-                self._check_slowly(line, row, checked)
-                continue
-            checked.add(number if type(prompt) is str else COMPLETION, name_of(row), limit)
+                for row, line in enumerate(group, first):
+                    self._check_one(checked, line, row)
         return checked
+
+    def _note(self, checked: Checked, prompts: list[Any], first_row: int) -> None:
+        n, number = len(prompts), self._maker.number
+        checked.kinds += [number if type(prompt) is str else COMPLETION for prompt in prompts]
+        checked.ids += map(name_of, range(first_row, first_row + n))
+        checked.limits += [self._maker.limit] * n
+
+    def _check_one(self, checked: Checked, line: bytes, row: int) -> None:
+        try:
+            self._note(checked, [self._usual(line)], row)
+        except UNREADABLE:
+            self._check_slowly(line, row, checked)
 
     def _check_slowly(self, line: bytes, row: int, checked: Checked) -> None:
         found = self._read_slowly(line, row)
@@ -92,11 +104,15 @@ class FieldForm(_JsonForm):
         super().__init__(maker)
         self._column = column
         self.markers = (json.dumps(column).encode(),)
-        line = msgspec.defstruct("line", [("prompt", _usual_type(maker))], rename={"prompt": column}, gc=False)
-        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(line).decode
+        line: Any = msgspec.defstruct(
+            "line", [("prompt", _usual_type(maker))], rename={"prompt": column}, gc=False
+        )
+        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(line | _usual_type(maker)).decode
+        self._line = line
 
     def _usual(self, line: bytes) -> Any:
-        return self._decode(line).prompt
+        found = self._decode(line)
+        return found.prompt if type(found) is self._line else found
 
     def _prompt(self, value: Any) -> Any | Flaw:
         if not isinstance(value, dict):

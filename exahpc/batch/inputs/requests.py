@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from exahpc.batch.inputs.bodies import URLS_OF, line_type
-from exahpc.batch.inputs.forms import UNREADABLE, Checked, not_utf8, refuse_constant, where
+from exahpc.batch.inputs.forms import GROUP, UNREADABLE, Checked, not_utf8, refuse_constant, where
 from exahpc.batch.lines import LONGEST_LINE, Flaw, Row
 from exahpc.batch.plan import KINDS
 from exahpc.errors import RequestError
@@ -20,8 +20,6 @@ from exahpc.openai.request import Request, read_request
 URLS: dict[str, Kind] = {url: kind for kind, url in URLS_OF.items()}
 _ANY_MODEL = "any"
 _MOST = 2**31 - 1
-_GROUP = 256
-"""Lines that are decoded in one go; when one of them is unusual, the group is done line by line."""
 _kind, _custom_id = attrgetter("kind"), attrgetter("custom_id")
 
 
@@ -51,8 +49,8 @@ class RequestForm:
 
     def check(self, lines: Sequence[bytes], first_row: int) -> Checked:
         checked = Checked()
-        for start in range(0, len(lines), _GROUP):
-            group = lines[start : start + _GROUP]
+        for start in range(0, len(lines), GROUP):
+            group = lines[start : start + GROUP]
             try:
                 self._note(checked, list(map(self._decode, group)))
             except UNREADABLE:

@@ -72,9 +72,9 @@ def parquet_prompts(path: Path, column: str | None) -> Prompts:
                 raise BatchError(f"column {name!r} of input {path} has type {kind}: {_TAKEN} are needed")
             number = 0
             for batch in file.iter_batches(_ROWS, columns=[name]):
-                for value in _values(batch.column(name)):
-                    number += 1
-                    yield number, value
+                values = _values(batch.column(name))
+                yield from enumerate(values, number + 1)
+                number += len(values)
     except (pyarrow.ArrowException, OSError) as error:
         raise BatchError(f"input {path} cannot be read as Parquet: {error}") from error
 
@@ -138,8 +138,8 @@ def hdf5_prompts(path: Path, dataset: str | None) -> Prompts:
             rows = found.shape[0]
             step = max(1, min(_ROWS, LONGEST_LINE // max(1, found.dtype.itemsize * int(np.prod(found.shape[1:])))))
             for first in range(0, rows, step):
-                for number, value in enumerate(found[first : first + step].tolist(), first + 1):
-                    yield number, _prompt_of(value)
+                values = found[first : first + step].tolist()
+                yield from enumerate(values if found.ndim == 2 else map(_prompt_of, values), first + 1)
     except (OSError, RuntimeError, KeyError, ValueError) as error:  # as h5py says that a file is damaged
         raise BatchError(f"input {path} cannot be read as HDF5: {error}") from error
 

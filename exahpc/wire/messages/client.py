@@ -18,7 +18,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """One array task in `status`. alive: its beats arrive; job: "<array>_<task>" or "".
 
     health: (slot, state, why) of each replica that is not healthy in the broker's eyes; version: see AgentHello.
-    parked: the task is not wanted now (`[pool.scaling]`, `[budget]`).
+    parked: the task is not wanted now (`[pool.scaling]`, `[budget]`). expected: not heard only since the broker's
+    restart.
     """
 
     pool: str
@@ -33,12 +34,13 @@ class AgentStatus(msgspec.Struct, frozen=True):
     health: list[tuple[int, str, str]] = []
     version: str = ""
     parked: bool = False
+    expected: bool = False
 
 
 class BatchStatus(msgspec.Struct, frozen=True):
     """One batch in `status`. Counts are rows; state: opening, running, finished, failed or cancelled.
 
-    note: why, when the state is failed; skipped: those of `failed` that were bad in the input; node_hours: used by
+    note: why it failed, or waits; skipped: those of `failed` that were bad in the input; node_hours: used by
     the deployments that ran it while they did. Of what ended since this broker opened the batch, prompt_tokens,
     completion_tokens: tokens; errors: the commonest reasons of failed rows, and of how many rows each.
     """

@@ -110,7 +110,7 @@ class LeaseProgress(Message, frozen=True):
     this lease; finished: no more rows come. ok/failed: rows in the range. rows, bad: which rows of the range
     ended well or badly; returned: rows handed back; suspect: those of them under which a replica ended by itself
     (all four as [first, last) ranges). prompt_tokens, completion_tokens: of the rows in the range; errors: the
-    commonest reasons of `bad`, and of how many rows each.
+    commonest reasons of `bad`, and of how many rows each. held: why none can be read, or made safe, for now.
     """
 
     lease: int
@@ -128,6 +128,7 @@ class LeaseProgress(Message, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     errors: list[tuple[str, int]] = []
+    held: str = ""
 
 
 class Welcome(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -306,7 +307,10 @@ def test_a_full_disk_keeps_the_answers_and_begins_nothing_until_it_has_room(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    assert sync(worker) == []
+    (told,) = sync(worker)
+    assert "No space left on device" in told.held
+    assert (told.rows, told.finished) == ([], False)
+    assert sync(worker) == [], "not at every turn"
     assert worker.next_rows(3) == []
     assert worker.wanted(8) == 0
     monkeypatch.setattr(os, "pwrite", real)
@@ -314,6 +318,36 @@ def test_a_full_disk_keeps_the_answers_and_begins_nothing_until_it_has_room(
     assert message.rows == [(0, 2)]
     assert [record.row for record in records(parts, message)] == [0, 1]
     assert len(worker.next_rows(3)) == 3
+
+
+def test_a_stale_handle_is_told_and_opened_anew(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    worker = LeaseWorker("a-0", clock=lambda: now[0])
+    worker.grant(grant(parts, 1, 0, 2))
+    stale, real = set[int](), os.pread
+
+    def pread(fd: int, *where: int) -> bytes:
+        """Whatever is open at first is stale for ever."""
+        if not stale or fd in stale:
+            stale.add(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(fd, *where)
+
+    keep = os.open(os.devnull, os.O_RDONLY)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", pread)
+        (back,) = sync(worker)
+        assert (back.finished, back.returned) == (True, [(0, 2)])
+        assert "Stale file handle" in back.held
+        assert worker.wanted(8) == 0, "not at once"
+        now[0] += 60.0
+        assert worker.wanted(8)
+        for fd in stale:  # its number must not come back
+            os.dup2(keep, fd)
+        worker.grant(grant(parts, 2, 0, 2))
+        assert len(begun(worker)) == 2
+    for fd in (keep, *stale):
+        os.close(fd)
 
 
 def test_a_failed_fsync_abandons_the_file_and_keeps_the_answers(
@@ -328,7 +362,7 @@ def test_a_failed_fsync_abandons_the_file_and_keeps_the_answers(
 
     real = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", broken)
-    assert sync(worker) == []
+    assert [told.rows for told in sync(worker)] == [[]]
     monkeypatch.setattr(os, "fdatasync", real)
     (message,) = sync(worker)
     assert message.journal == "a-0-2"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +76,79 @@ def test_a_journal_cut_anywhere_counts_up_to_its_last_whole_event(tmp_path: Path
         sizes.append(len(found))
     assert sizes == sorted(sizes)
     assert sizes[-1] > 20
+
+
+class Full:
+    """A disk with room for `left` more bytes. syncs: it takes all, and tells that it is full at the sync."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left, self.syncs = 1 << 60, False
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> int:
+        size = min(self.left, len(memoryview(data)))
+        if not size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.left -= size
+        return self._pwrite(fd, memoryview(data)[:size], offset)
+
+    def fdatasync(self, fd: int) -> None:
+        if self.syncs:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_events_that_a_full_disk_cut_anywhere_are_written_once_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, writer = Full(monkeypatch), opened(tmp_path)[0]
+    due, row = list[AnyEvent](), 0
+    for room in [*range(90), -1]:
+        due += [commit(row), commit(row + 1)]
+        row += 2
+        disk.left, disk.syncs = room if room >= 0 else 1 << 60, room < 0
+        before = writer.end
+        try:
+            writer.append(due)
+        except OSError:
+            assert writer.end == before
+            seen = counted(tmp_path)
+            assert seen == [commit(at) for at in range(len(seen))], "a reader sees a beginning of it"
+        else:
+            due = []
+    disk.left, disk.syncs = 1 << 60, False
+    writer.append(due)
+    assert counted(tmp_path) == [commit(at) for at in range(row)]
+    assert opened(tmp_path)[1][-1] == commit(row - 1)
+
+
+@pytest.mark.parametrize("room", [0, 5, 8, 12, -1])
+def test_a_broker_that_found_no_room_to_open_a_batch_leaves_no_trace_and_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    first, _ = opened(tmp_path)
+    first.append([commit(0)])
+    disk = Full(monkeypatch)
+    disk.left, disk.syncs = room if room >= 0 else 1 << 60, room < 0
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"No space|quota"):
+            opened(tmp_path, 2)
+    assert os.listdir(tmp_path) == ["000001"]
+    disk.left, disk.syncs = 1 << 60, False
+    first.append([commit(1)])
+    assert opened(tmp_path, 2)[0].number == 2
+    assert counted(tmp_path) == [commit(0), commit(1)]
+
+
+def test_a_broker_whose_next_one_gave_its_number_back_still_sees_the_one_after_it(tmp_path: Path) -> None:
+    old, _ = opened(tmp_path)
+    (tmp_path / "000002").write_bytes(b"")
+    new, _ = opened(tmp_path, 2)
+    (tmp_path / "000002").unlink()
+    assert new.number == 3
+    with pytest.raises(BatchError, match="another broker"):
+        old.append([commit(0)])
 
 
 def test_damage_inside_what_a_newer_broker_accepted_is_an_error(tmp_path: Path) -> None:

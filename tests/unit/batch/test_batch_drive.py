@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from exahpc.batch.client import STALE_SECONDS, Owner
+from exahpc.batch.committed import Journals, Piece
+from exahpc.batch.journal import Record
+from exahpc.batch.plan import Parts
 from exahpc.batch.resultsfile import Results
 from exahpc.batch.run import Prepared, Question, complete, drive, prepare
 from exahpc.errors import BatchCancelled, LinkError
@@ -66,6 +72,57 @@ def test_a_cancelled_batch_needs_nobody_to_wait_and_can_be_gone_on_with(tmp_path
 
     assert drive(prepared, ask, quiet, sleep=lambda _: None).ok == 4
     assert isinstance(asked[0], BatchOpen), "it is opened again"
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC])
+def test_a_file_system_that_fails_for_a_while_ends_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    prepared = begun(tmp_path)
+    answer_all(prepared, {"r1"}, "first", "n")
+    now, ill = [0.0], [False]
+    real = Journals.records
+
+    def records(journals: Journals, piece: Piece) -> Iterator[Record]:
+        if ill[0]:
+            raise OSError(number, os.strerror(number))
+        return real(journals, piece)
+
+    monkeypatch.setattr(Journals, "records", records)
+    monkeypatch.setattr("exahpc.batch.segments.SEGMENT_BYTES", 0)
+
+    def sleep(seconds: float) -> None:
+        now[0] += 10.0
+        ill[0] = now[0] < 30.0
+
+    ill[0] = True
+    states = ["running"] * 5 + ["finished"]
+    assert drive(prepared, answers(prepared, *states), quiet, sleep=sleep, clock=lambda: now[0]).ok == 3
+    assert len([one for one in caplog.records if "not gathered into segments" in one.getMessage()]) == 1
+
+
+def test_an_owner_bears_a_file_system_that_fails_shorter_than_others_would_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, now = Parts(tmp_path / "o.parts"), [0.0]
+    parts.create()
+    owner = Owner(parts, lambda: now[0])
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", broken)
+        now[0] = STALE_SECONDS / 2 - 1
+        owner.beat()
+    owner.beat()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", broken)
+        now[0] += STALE_SECONDS / 2 - 1
+        owner.beat()
+        now[0] += 1
+        with pytest.raises(OSError, match="Stale"):
+            owner.beat()
 
 
 def test_a_batch_is_complete_on_disk_when_the_commits_name_all_its_rows(tmp_path: Path) -> None:

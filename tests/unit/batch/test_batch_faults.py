@@ -19,10 +19,13 @@ from exahpc.agent.leases import LeaseWorker
 from exahpc.batch.client import Owner
 from exahpc.batch.export import export
 from exahpc.batch.gather import Gathered
+from exahpc.batch.opened import load
 from exahpc.batch.plan import BatchPlan, Parts
 from exahpc.batch.results import Results, write_results
+from exahpc.batch.run import prepare
 from exahpc.batch.segments import Roller
 from exahpc.batch.space import NoRoomError
+from exahpc.batch.station import Station
 from exahpc.cli.batch import batch
 from exahpc.errors import BatchError
 from exahpc.wire.messages import LeaseGrant
@@ -128,7 +131,7 @@ def test_an_agent_keeps_its_answers_while_the_disk_is_full_and_leaves_no_heap_of
     before = sorted(os.listdir(parts.journal))
     disk.left = 0
     for _ in range(5):
-        assert asyncio.run(worker.sync()) == []
+        assert not any(message.rows for message in asyncio.run(worker.sync()))
     assert sorted(os.listdir(parts.journal)) == before
     (told,) = (record.getMessage() for record in caplog.records if "results cannot be kept" in record.getMessage())
     assert str(parts.path) in told
@@ -178,6 +181,29 @@ def test_a_spoilt_segment_is_named_and_made_again_from_the_journals(
     for path in parts.segments.iterdir():
         path.unlink()
     assert write_results(tmp_path / "o.h5", parts, plan).ok == ROWS
+
+
+def gone(path: Path, others: list[Path]) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, no_hdf5, gone])
+@pytest.mark.parametrize("name", ["index.npy", "order.npy"])
+def test_a_spoilt_index_or_order_is_named_before_any_row_is_run_or_counted(
+    tmp_path: Path, name: str, spoil: Callable[[Path, list[Path]], None]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join([line("a"), line("b"), line("c"), "junk"]))
+    prepared = prepare(tmp_path / "in.jsonl", tmp_path / "o.h5", skip_invalid=True)
+    prepared.release()
+    spoil(prepared.parts.path / name, [])
+    for action in (
+        lambda: prepare(tmp_path / "in.jsonl", tmp_path / "o.h5", skip_invalid=True),
+        lambda: load(prepared.parts, prepared.plan.batch, 1),
+        lambda: Station(prepared.parts, prepared.plan.batch, "a-0"),
+        *([lambda: export(prepared.parts.path, tmp_path / "o.jsonl")] if name == "order.npy" else []),
+    ):
+        with pytest.raises(BatchError, match=rf"{name} (is damaged|is gone|tells of)"):
+            action()
 
 
 def test_a_segment_of_another_batch_or_a_missing_one_is_named(
@@ -248,6 +274,18 @@ def test_compact_makes_one_file_and_removes_the_folder_that_nobody_needs_any_mor
     results = Results(tmp_path / "o.h5")
     assert results.summary().ok == ROWS
     results.close()
+
+
+def test_only_what_others_left_for_the_same_output_is_removed(
+    made: tuple[Parts, BatchPlan], tmp_path: Path
+) -> None:
+    """`o.h5.bak` may be what another process writes just now."""
+    parts, plan = made
+    names = [".o.h5.1.tmp", ".o.h5.bak.1.tmp", ".o1.h5.1.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    write_results(tmp_path / "o.h5", parts, plan)
+    assert [name for name in names if (tmp_path / name).exists()] == names[1:]
 
 
 def test_compact_shows_what_is_done_so_far_only_elsewhere(tmp_path: Path) -> None:

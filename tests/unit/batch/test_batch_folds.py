@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from exahpc.batch import folds, opened
@@ -13,7 +14,7 @@ from exahpc.batch.book import Book
 from exahpc.batch.commits import AnyEvent, Commit, CommitWriter, Granted, accepted, read
 from exahpc.batch.folds import Fold
 from exahpc.batch.opened import Opened, load
-from exahpc.batch.plan import BatchPlan, Parts
+from exahpc.batch.plan import INDEX, BatchPlan, Parts
 
 ROWS = 600
 
@@ -23,6 +24,7 @@ def parts(tmp_path: Path) -> Parts:
     made = Parts(tmp_path / "out.h5.parts")
     made.create()
     made.save(BatchPlan("batch_x", (), "d", ROWS, 0, 8, "m"))
+    np.save(made.index, np.zeros(ROWS, INDEX))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -176,24 +177,66 @@ def test_few_files_are_kept_however_often_the_broker_restarts(tmp_path: Path) ->
     assert len(replay(tmp_path).agents) == 11
 
 
-def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Disk:
+    """Takes `room` more bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room, self.refused = 1 << 60, 0
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, fd: int, data: bytes) -> int:
+        done = self._write(fd, data[: self.room]) if self.room else 0
+        self.room -= done
+        if not done:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return done
+
+
+@pytest.mark.parametrize("room", [0, 5, 20, 100, 200])
+def test_records_that_find_no_room_wait_in_order_and_are_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr("exahpc.broker.journal._AGAIN_SECONDS", 0.01)
+
     async def work() -> None:
-        journal = Journal(tmp_path, 1, [], STARTED)
-        real = os.write
-
-        def full(fd: int, data: memoryview) -> int:
-            real(fd, data[:20])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space"):
-            await journal.durable(agent("a/0"))
-        monkeypatch.setattr(os, "write", real)
-        await journal.durable(agent("a/1"))
+        journal, disk = Journal(tmp_path, 1, [], STARTED), Disk(monkeypatch)
+        disk.room = room
+        for task in range(3):
+            journal.append(Begun(at=task, key=f"a/{task}", kind="requeue", job="7_0"))
+        waiting = asyncio.create_task(journal.durable(Begun(at=3, key="a/3", kind="requeue", job="7_0")))
+        while disk.refused < 5:
+            await asyncio.sleep(0.001)
+        assert not waiting.done()
+        journal.append(Begun(at=4, key="a/4", kind="requeue", job="7_0"))
+        disk.room = 1 << 60
+        await waiting
         journal.close()
 
     asyncio.run(work())
-    assert list(replay(tmp_path).agents) == ["a/1"]
+    records, _ = decode((tmp_path / "epoch-00000001.jsonl").read_bytes())
+    assert [record.key for record in records if isinstance(record, Begun)] == [f"a/{task}" for task in range(5)]
+
+
+def test_a_broker_that_finds_no_room_to_begin_leaves_nothing_and_one_that_ends_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    disk.room = 30
+    with pytest.raises(OSError, match="No space"):
+        Journal(tmp_path, 1, [agent("a/0")], STARTED)
+    assert list(tmp_path.iterdir()) == []
+    disk.room = 1 << 60
+
+    async def work() -> None:
+        journal = Journal(tmp_path, 1, [agent("a/0")], STARTED)
+        disk.room = 0
+        journal.append(agent("a/1"))
+        journal.close()
+
+    asyncio.run(work())
+    assert list(replay(tmp_path).agents) == ["a/0"]
 
 
 def test_an_empty_folder_is_an_empty_memory(tmp_path: Path) -> None:

@@ -347,6 +347,26 @@ def test_a_lease_without_progress_is_taken_back() -> None:
     assert events == [Blamed([(0, 1)]), Closed(lease)]
 
 
+def test_rows_that_wait_for_room_on_the_disk_are_neither_taken_back_nor_blamed() -> None:
+    leases = opened(4)
+    (lease,) = [a.lease for a in leases.want("a/0", 1, 0.0) if isinstance(a, Grant)]
+    for now in range(1000, 9000, 1000):
+        assert leases.progress("a/0", LeaseProgress(lease, "x", "", 0, 0, 0, 0, False, held="full"), now) == []
+        assert leases.tick(now + 900.0) == []
+
+
+def test_nothing_more_of_a_held_batch_is_begun_and_nobody_hands_back_what_it_has() -> None:
+    leases = opened(50)
+    (lease, *_) = [a.lease for a in leases.want("a/0", 50, 0.0) if isinstance(a, Grant)]
+    leases.hold("x", True)
+    for now in range(1, 100):
+        assert leases.want("a/1", 8, now) == leases.tick(now) == []
+    done = LeaseProgress(lease, "x", "j", 8, 99, 1, 0, False, rows=[(0, 1)])
+    assert [a.event for a in leases.progress("a/0", done, 99.0) if isinstance(a, Log)]
+    leases.hold("x", False)
+    assert [a for a in leases.want("a/1", 8, 100.0) if isinstance(a, Grant)]
+
+
 def test_an_agent_that_never_says_hello_to_the_new_broker_loses_its_leases_after_the_grace() -> None:
     book = Book(10, [])
     book.apply(Granted(7, "a/0", 0, 4), 0.0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import json
 import os
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,127 +14,22 @@ from typing import Any
 import h5py
 import pytest
 
-from exahpc.agent.leases import LeaseWorker
 from exahpc.batch import opened, usage
 from exahpc.batch.client import Owner
 from exahpc.batch.commits import AnyEvent, CommitWriter
-from exahpc.batch.export import export
 from exahpc.batch.inputs.options import find_inputs
 from exahpc.batch.plan import Parts
-from exahpc.batch.run import Prepared, Summary, drive, prepare
-from exahpc.broker.batches import Batches
+from exahpc.batch.run import prepare
 from exahpc.errors import BatchError, LinkError
 from exahpc.wire.messages import (
     BatchCancel,
     BatchOpen,
     BatchQuery,
     BatchState,
-    LeaseProgress,
-    LeaseRevoke,
     Refused,
 )
 from tests.live import until
-
-
-def write_input(path: Path, rows: int, **changes: Any) -> Path:
-    with open(path, "w") as file:
-        for row in range(rows):
-            body = {"model": "m", "messages": [{"role": "user", "content": f"q{row}"}], **changes}
-            line = {"custom_id": f"r{row}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
-    return path
-
-
-def answer(body: bytes, seed: int) -> tuple[int, bytes]:
-    """A model that repeats the question and tells its seed; "q13" is too long for it."""
-    question = json.loads(body)["messages"][0]["content"]
-    if question == "q13":
-        return 400, b'{"error": {"message": "the prompt is too long", "type": "invalid_request_error"}}'
-    return 200, json.dumps({"text": f"a\x00{question}", "seed": seed}).encode()
-
-
-class World:
-    """A broker that can be restarted, agents that can be killed, and a clock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.epoch, self.now = folder, 0, 0.0
-        self.agents: dict[str, LeaseWorker] = {}
-        self.running: dict[str, list[Any]] = {}
-        self.lose_progress = False
-        self.seen: list[tuple[str, str]] = []
-        self.batches: Batches
-        self.start_broker()
-
-    def start_broker(self, account: float = 0.0) -> None:
-        self.epoch += 1
-        self.batches = Batches(self.folder, self.epoch, account)
-        for name, worker in self.agents.items():
-            self.revoke([(name, m) for m in self.batches.hello(name, worker.leases, self.now)])
-
-    def end_broker(self) -> None:
-        """When what it decided is on disk: a grant that is not costs a second run of its rows."""
-
-        def written() -> bool:
-            self.revoke(self.batches.tick(self.now))
-            return not any(entry.events or entry.flushing for entry in self.batches._batches.values())
-
-        until("all events are written", written)
-        self.batches.close()
-
-    def start_agent(self, name: str) -> None:
-        self.agents[name] = LeaseWorker(name.replace("/", "-"), clock=lambda: self.now)
-        self.running[name] = []
-        self.revoke([(name, m) for m in self.batches.hello(name, [], self.now)])
-
-    def lose_agent(self, name: str) -> None:
-        del self.agents[name]
-        self.batches.agent_lost(name, self.now)
-
-    def revoke(self, messages: list[tuple[str, LeaseRevoke]]) -> None:
-        for name, message in messages:
-            if name in self.agents:
-                self.agents[name].revoke(message.lease, message.soft)
-
-    def tell(self, name: str, messages: list[LeaseProgress]) -> None:
-        for message in messages:
-            if not self.lose_progress:
-                self.revoke([(name, m) for m in self.batches.progress(name, message, self.now)])
-
-    def step(self) -> None:
-        """Half a second: what runs ends, room is filled, the broker ticks."""
-        self.now += 0.5
-        for name, worker in self.agents.items():
-            for row in self.running[name]:
-                worker.ended(row.key, *answer(row.body, row.seed), 3, 4)
-            self.running[name] = worker.next_rows(8)
-            self.seen += [(name, row.key) for row in self.running[name]]
-            if rows := worker.wanted(8 - len(self.running[name])):
-                for grant in self.batches.want(name, rows, self.epoch, self.now):
-                    worker.grant(grant)
-            self.tell(name, asyncio.run(worker.sync()))
-        self.revoke(self.batches.tick(self.now))
-        time.sleep(0.002)
-
-    def ask(self, message: BatchOpen | BatchQuery | BatchCancel) -> BatchState | Refused:
-        return self.batches.handle_client(message)
-
-    def drive(self, prepared: Prepared) -> Summary:
-        states: list[str] = []
-        return drive(
-            prepared,
-            self.ask,
-            lambda s: states.append(s.state if s else "away"),
-            sleep=lambda s: self.step(),
-            clock=lambda: self.now,
-        )
-
-    def run_until(self, batch: str, rows: int) -> None:
-        for _ in range(2000):
-            self.step()
-            (status,) = [s for s in self.batches.status() if s.batch == batch]
-            if status.ok + status.failed >= rows:
-                return
-        raise AssertionError("no progress")
+from tests.unit.broker.batch_world import World, check, exported, write_input
 
 
 @pytest.fixture
@@ -145,27 +37,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.batches.close()
-
-
-def exported(source: Path) -> list[dict[str, Any]]:
-    out = io.BytesIO()
-    export(source, out)
-    return [json.loads(line) for line in out.getvalue().splitlines()]
-
-
-def check(path: Path, rows: int, summary: Summary) -> None:
-    """Every row once, in order, with its own answer."""
-    lines = exported(path)
-    assert [line["custom_id"] for line in lines] == [f"r{row}" for row in range(rows)]
-    for row, line in enumerate(lines):
-        if row == 13:
-            assert line["response"] is None
-            assert line["error"]["message"] == "the prompt is too long"
-            assert line["error"]["status_code"] == 400
-        else:
-            assert line["error"] is None
-            assert line["response"]["body"]["text"] == f"a\x00q{row}"
-    assert (summary.total, summary.ok, summary.failed) == (rows, rows - (rows > 13), int(rows > 13))
 
 
 def test_a_batch_runs_on_two_agents_and_comes_out_in_input_order(world: World, tmp_path: Path) -> None:
@@ -231,6 +102,48 @@ def test_a_finished_batch_is_not_run_again(world: World, tmp_path: Path) -> None
     write_input(tmp_path / "in.jsonl", 6)
     with pytest.raises(BatchError, match="choose another output"):
         prepare(source, tmp_path / "out.h5")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_a_run_that_was_killed_at_its_end_has_left_goes_with_the_next_one(
+    world: World, tmp_path: Path, gone: bool
+) -> None:
+    source = write_input(tmp_path / "in.jsonl", 5)
+    world.start_agent("a/0")
+    prepared = prepare(source, tmp_path / "out.h5", keep_parts=True)
+    first = world.drive(prepared)
+    if gone:
+        prepared.parts.path.rename(tmp_path / ".out.h5.parts.1.gone")
+    kept = prepare(source, tmp_path / "out.h5", keep_parts=True)
+    assert prepared.parts.path.exists() is not gone
+    owner = Owner(prepared.parts) if not gone else None
+    if owner is not None:
+        assert prepare(source, tmp_path / "out.h5").summary == first
+        assert prepared.parts.path.exists(), "somebody works on it"
+        owner.release()
+    again = prepare(source, tmp_path / "out.h5")
+    assert again.summary == kept.summary == first
+    assert not list(tmp_path.glob("*.parts")) + list(tmp_path.glob(".*.gone"))
+
+
+def test_a_client_that_begins_when_another_one_ends_takes_its_results(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_input(tmp_path / "in.jsonl", 5)
+    world.start_agent("a/0")
+    first = prepare(source, tmp_path / "out.h5")
+
+    def late(parts: Parts) -> Owner:
+        """The other one ends between the second's look at the output and its claim."""
+        monkeypatch.undo()
+        world.drive(first)
+        parts.create()
+        return Owner(parts)
+
+    monkeypatch.setattr("exahpc.batch.run.Owner", late)
+    second = prepare(source, tmp_path / "out.h5")
+    assert second.summary is not None
+    assert second.summary.ok == 5
 
 
 def test_a_lost_agent_costs_no_row_and_its_journaled_rows_are_not_run_again(world: World, tmp_path: Path) -> None:

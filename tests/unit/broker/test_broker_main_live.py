@@ -283,6 +283,35 @@ def test_a_second_broker_ends_the_first(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
+def test_a_broker_that_begins_on_a_full_disk_waits_for_room_instead_of_crashing(tmp_path: Path) -> None:
+    async def story(small: Path) -> None:
+        async with world(small) as w:
+            await w.head(1)
+            assert w.process is not None
+            w.process.kill()
+            w.process.wait()
+            with open(small / "filler", "wb", 0) as filler, contextlib.suppress(OSError):
+                while True:
+                    filler.write(b"x" * 4096)
+            process = w.start()
+            epochs = w.folder.path / "epochs"
+            await until(lambda: max(map(int, os.listdir(epochs))) > 3, "it tries again and again")
+            assert process.poll() is None
+            (small / "filler").unlink()
+            await w.head(2)
+            assert isinstance(await w.ask(m.StatusQuery()), m.StatusReply)
+
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.system(f"mount -t tmpfs -o size=256k tmpfs {small}"):
+        pytest.skip("nothing can be mounted here")
+    try:
+        asyncio.run(story(small))
+    finally:
+        os.system(f"umount -l {small}")
+
+
 def test_an_older_record_that_was_written_late_is_put_right(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path) as w:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
+import pytest
+
 from exahpc.broker.cluster import MOST_NOTED, Cluster
+from exahpc.broker.recovery import Act
 from exahpc.broker.values import Coming, Loaded, Retired, Up
 from exahpc.errors import SlurmError
 from exahpc.slurm.api import JobRecord, Unanswered
@@ -167,6 +172,28 @@ def test_a_job_that_nobody_noted_is_found_by_its_name(tmp_path: Path) -> None:
         play.slurm.named = lambda name: {"7", "11"} if name == "exahpc-test-a" else set()  # type: ignore[method-assign]
         pools, _ = await cluster.query(search=True)
         assert pools == {"a": ["7", "11"]}
+        play.journal.close()
+
+    asyncio.run(story())
+
+
+def test_a_job_that_the_book_has_no_room_for_is_submitted_once_and_noted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def story() -> None:
+        play = Play(tmp_path)
+        cluster = Cluster(play.deployment, play.folder, lambda: play.slurm)
+        with monkeypatch.context() as patched:
+            patched.setattr("exahpc.slurm.jobbook.write_atomic", full)
+            job = await cluster.perform(Act("a/0", "resubmit", "7_0", "", (), "lost"))
+            array = job.partition("_")[0]
+            pools, _ = await cluster.query([array])
+            assert pools == {"a": ["7"]}
+        pools, _ = await cluster.query([array])
+        assert pools == {"a": ["7", array]}
         play.journal.close()
 
     asyncio.run(story())

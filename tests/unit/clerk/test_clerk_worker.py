@@ -7,6 +7,7 @@ import gzip
 import json
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +265,11 @@ def test_what_may_pass_is_waited_for_and_told(place: Place, monkeypatch: pytest.
 
         patched.setattr(module, "publish", full)
         assert place.run(batch) == AGAIN
-    assert (place.tray.state(batch).phase, place.tray.state(batch).note) == ("finalizing", "no room to write")
+    state = place.tray.state(batch)
+    assert state.phase == "finalizing"
+    assert state.note.startswith("no room to write: make room (or raise the quota), then it goes on by itself")
     assert place.run(batch) == DONE
+    assert place.tray.state(batch).note == ""
     assert told(place, batch)[: len(WHOLE)] == WHOLE
 
 
@@ -297,6 +301,30 @@ def test_what_is_done_waits_for_room_however_the_batch_ends(
         assert not place.tray.state(batch).ended
     assert place.run(batch) == DONE
     assert told(place, batch)[:8] == (end, ROWS, 3, 1, 21, 6, ["r0", "r1", "r3"], ["r2"])
+
+
+def test_why_the_broker_holds_a_batch_is_told_while_it_does(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, broker = place.order(rows()), Broker()
+    real, save, notes = broker.ask, Tray.save, list[str]()
+    said = iter(["no room", "no room", ""])
+
+    def ask(*arguments: Any) -> BatchState | Refused:
+        found = real(*arguments)
+        assert isinstance(found, BatchState)
+        note = next(said, None)
+        if note is None:
+            return found
+        return BatchState(msgspec.structs.replace(found.status, state="running", note=note))
+
+    def saved(tray: Tray, batch: str, state: State) -> None:
+        notes.append(state.note)
+        save(tray, batch, state)
+
+    broker.ask = ask  # type: ignore[method-assign,assignment]
+    place.broker(broker)
+    monkeypatch.setattr(Tray, "save", saved)
+    assert place.run(batch) == DONE
+    assert [note for note, _ in groupby(notes)] == ["", "no room", ""]
 
 
 def test_a_disk_without_room_for_a_state_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

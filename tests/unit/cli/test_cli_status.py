@@ -11,7 +11,7 @@ from rich.console import Console
 from exahpc.cli import main
 from exahpc.cli.status import _view
 from exahpc.wire.folder import Folder
-from exahpc.wire.messages import AgentStatus, EntryStatus, ReplicaState, Service, StatusReply
+from exahpc.wire.messages import AgentStatus, BatchStatus, EntryStatus, ReplicaState, Service, StatusReply
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,12 @@ def test_an_ill_replica_shows_what_it_has_and_why_and_a_dead_one_its_last_words(
     assert "down" in down
     assert "signal SIGKILL" in down
     assert "ready" in ready
+
+
+def test_why_a_batch_waits_is_told(tmp_path: Path) -> None:
+    found = [BatchStatus(f"b-{state}", "/f", 9, 1, 0, 0, state, "no room") for state in ("running", "failed")]
+    lines = shown(StatusReply(1, 0, 0, [], [], found, []), tmp_path)
+    assert [line.strip() for line in lines if "no room" in line] == ["b-running: no room"]
 
 
 def test_a_narrow_terminal_still_tells_whose_row_it_is_and_how_it_does(tmp_path: Path) -> None:

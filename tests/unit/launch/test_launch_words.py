@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exahpc.launch import words
@@ -62,6 +63,14 @@ def test_only_agents_that_are_not_heard_are_quoted_and_few_of_them(folder: Folde
         f"a-{task} is not up; its log ends with: task {task} cannot start" for task in range(1, len(told) + 1)
     ]
     assert 0 < len(told) < 8
+
+
+def test_agents_that_a_restarted_broker_has_not_heard_yet_are_not_quoted(folder: Folder) -> None:
+    write(folder, "a-0", "rows of x cannot be read\n")
+    found = reply(False)
+    expected = msgspec.structs.replace(found, agents=[msgspec.structs.replace(found.agents[0], expected=True)])
+    assert list(words.silent(folder, expected, set())) == []
+    assert len(list(words.silent(folder, found, set()))) == 1, "it did not come back"
 
 
 def test_what_an_earlier_life_said_is_not_quoted(folder: Folder) -> None:

@@ -55,6 +55,9 @@ def test_claims_grow_and_are_never_given_twice(tmp_path: Path) -> None:
     assert folder.claim_epoch() > max(numbers)
     assert folder.claim_incarnation("a", "1") == 1
     assert folder.claim_incarnation("a", "11") == 1
+    (folder.path / "epochs" / ".nfs00000000deadbeef").touch()
+    (folder.path / "epochs" / "12.bak").touch()
+    assert folder.claim_epoch() > max(numbers) + 1
 
 
 def test_a_reader_sees_the_old_record_or_the_new_one(tmp_path: Path) -> None:
