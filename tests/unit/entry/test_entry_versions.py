@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,11 +14,9 @@ from exahpc.deployment.parse import load
 from exahpc.entry.actions import Tell
 from exahpc.entry.app import Gateway
 from exahpc.entry.desk import Desk
-from exahpc.entry.keys import Keys
 from exahpc.entry.versions import LOTS, Shares
 from exahpc.errors import RequestError
 from exahpc.wire import messages as m
-from exahpc.wire.folder import Folder
 from exahpc.wire.messages import Share
 from tests.unit.entry.fleets import ask, picked, replicas, router_of, routes, taken
 
@@ -102,9 +99,9 @@ def test_the_versions_that_can_be_asked_for_are_those_in_the_table() -> None:
     assert router.versions == {"v2"}, "it will come back"
 
 
-def test_before_any_agent_is_known_another_version_than_the_first_is_not_refused_for_good(tmp_path: Path) -> None:
+def test_before_any_agent_is_known_another_version_than_the_first_is_not_refused_for_good() -> None:
     desk = Desk(load(TOML), lambda n: 0)
-    gateway = Gateway(load(TOML), Keys(Folder(tmp_path)), 0, cast(Any, None), cast(Any, None))
+    gateway = Gateway(load(TOML), cast(Any, None), 0, cast(Any, None), cast(Any, None))
     gateway.dispatch = cast(Any, SimpleNamespace(desk=desk))
 
     def asked(name: str) -> str | int | None:
