@@ -13,12 +13,12 @@ PIP := $(PY) -m pip install --disable-pip-version-check --no-input --root-user-a
 EXAHPC := $(PY) -m exahpc.cli
 STAMPS := $(VENV)/stamps
 PYTEST := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest
-SOURCES := exahpc tests bench docs jobs requirements
+SOURCES := exahpc tests bench docs jobs requirements packaging
 
 export HF_HUB_OFFLINE := 1
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: help demo run dev check lint test test-long test-pyslurm tested model docs docs-site pin clean format
+.PHONY: help demo run dev check lint test test-long test-pyslurm test-compiled tested compiled model docs docs-site pin clean format
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -116,6 +116,19 @@ test-long: tested check model ## also what takes many minutes
 test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in a root of its own
 	@echo "== pyslurm, in a Debian testing root (reports; fails only when the mistake is ours)"
 	tests/cluster/run-pyslurm-root </dev/null
+
+COMPILED := .cache/compiled
+WITH_COMPILED := PYTHONPATH="$(CURDIR)/$(COMPILED)" PYTHONSAFEPATH=1
+
+compiled: dev ## this checkout with compiled modules, in .cache/compiled (docs/howto/compiled.md)
+	@rm -rf $(COMPILED)
+	EXAHPC_COMPILE=1 $(PIP) -q --no-deps --no-build-isolation --target $(COMPILED) .
+
+# Left out: tests with stand-ins for our own classes, which compiled code does not take. -p: before tests can import it.
+test-compiled: compiled ## the unit tests of what is compiled, against the compiled modules
+	@$(WITH_COMPILED) $(PYTEST) -q -p exahpc tests/unit/entry tests/unit/agent tests/unit/openai tests/unit/wire \
+	    --ignore tests/unit/agent/test_agent_untold.py --ignore tests/unit/agent/test_agent_traffic.py \
+	    -k "not before_any_agent_is_known"
 
 bench-%: dev model ## measure NAME into bench/results/NAME.json
 	@$(PY) bench/$(subst -,_,$*).py

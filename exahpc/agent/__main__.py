@@ -89,6 +89,7 @@ def run(
         ).run()
 
     gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
+    gc.set_threshold(10_000)  # with 700, the ids of long prompts are looked through again and again
     code = uvloop.run(serve())
     if code == EXIT_REQUEUE:
         _requeue()

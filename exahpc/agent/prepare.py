@@ -42,8 +42,9 @@ def prepare(
     created: Unix seconds, for templates that print the date; version: label of `deployment`.
     """
     context = min(deployment.model.context, hello.context)
-    request = read_request(kind, body, deployment.served_name, deployment.limits.requests, version)
-    _check_tokens(request, tokenizer.vocabulary)
+    served, vocabulary = deployment.served_name, tokenizer.vocabulary
+    request = read_request(kind, body, served, deployment.limits.requests, version, vocabulary)
+    _check_tokens(request, vocabulary)
     if kind == "chat":
         named = [("messages", _chat_ids(request, created, context, tokenizer))]
     else:
@@ -81,11 +82,6 @@ def _prompt_ids(prompt: str | tuple[int, ...], where: str, context: int, tokeniz
     if isinstance(prompt, str):
         _refuse_hopeless(prompt, where, context, tokenizer)
         return tokenizer.encode(prompt, special=True)
-    if max(prompt) >= tokenizer.vocabulary:
-        raise RequestError(
-            f"{where}: token id {max(prompt)} is outside the vocabulary: give ids below {tokenizer.vocabulary}",
-            param=where,
-        )
     return list(prompt)
 
 

@@ -27,7 +27,7 @@ class Preparing:
     def __init__(self, ready: Callable[[bytes, Submit, Prepared | RequestError | None], None]) -> None:
         self._ready = ready
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "prepare")
+        self._worker = ThreadPoolExecutor(1, "prepare")
         self._waiting: dict[tuple[bytes, str], asyncio.Future[Prepared | RequestError]] = {}
 
     def begin(self, peer: bytes, message: Submit, work: Work | None) -> None:
@@ -37,7 +37,7 @@ class Preparing:
         if work is None:
             self._ready(peer, message, None)
             return
-        future = self._loop.run_in_executor(self._thread, work)
+        future = self._loop.run_in_executor(self._worker, work)
         self._waiting[peer, message.request] = future
         future.add_done_callback(partial(self._done, peer, message))
 
@@ -61,4 +61,4 @@ class Preparing:
     def close(self) -> None:
         for peer, request in list(self._waiting):
             self.cancel(peer, request)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False, cancel_futures=True)

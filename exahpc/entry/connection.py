@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from exahpc.entry import http1
 from exahpc.entry.http1 import Request
@@ -53,8 +53,8 @@ class Application(Protocol):
 class Connection(asyncio.Protocol):
     """Made by uvicorn's server for each client. paused: the client does not read, and the buffer is full."""
 
-    _fields: object = None  # header fields of all answers: uvicorn replaces the list once a second ...
-    _lines = b""  # ... and this is what it reads as
+    _fields: ClassVar[object] = None  # header fields of all answers: uvicorn replaces the list once a second ...
+    _lines: ClassVar[bytes] = b""  # ... and this is what it reads as
 
     def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         self._app: Application = config.app

@@ -87,7 +87,7 @@ class FairQueue:
         while self._heap:
             entry = self._heap[0]
             flow = self._flows.get(entry[2])
-            if flow is not None and flow.entry is entry:
+            if flow is not None and flow.entry == entry:
                 record = flow.first
                 if record is not None:
                     return entry[0], record

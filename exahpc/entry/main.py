@@ -72,6 +72,7 @@ async def _serve(
     server = uvicorn.Server(_config(gateway, listener, NODE_GRACE_SECONDS if node else GRACE_SECONDS))
     chores = asyncio.create_task(_chores(server, keys, _NODE_KEYS_EVERY if node else _KEYS_EVERY))
     gc.freeze()  # what is imported stays: full collections need not look at it while streams wait
+    gc.set_threshold(10_000)  # with 700, the ids of long prompts are looked through again and again
     log.info("entry %d serves %s at %s", index, deployment.served_name, listener.endpoint.url)
     try:
         await server.serve(sockets=[listener.sock, *(listener.sock.dup() for _ in range(1, _ACCEPTS))])

@@ -6,6 +6,7 @@ What is supported, ignored and refused, and why, stands in docs/reference/api.md
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +20,6 @@ from exahpc.openai.sampling import read_logprobs, read_sampling, read_stop_token
 from exahpc.openai.unsupported import KNOWN, refuse_unsupported
 from exahpc.wire.messages import Sampling
 
-_Ids = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 STOPS = 4
 """Most stop strings of one request (OpenAI's limit)."""
 STOP_LENGTH = 1000
@@ -64,8 +64,10 @@ class Request(msgspec.Struct, frozen=True):
         return self.sampling.logprobs >= 0
 
 
-def read_request(kind: Kind, body: bytes, served: str, most_choices: int, version: str = "") -> Request:
-    """Validate `body` for the model named `served`, at a version.
+def read_request(
+    kind: Kind, body: bytes, served: str, most_choices: int, version: str = "", vocabulary: int | None = None
+) -> Request:
+    """Validate `body` for the model named `served`, at a version. vocabulary: ids of prompts are below it.
 
     Raises RequestError: 400, or 404 for another model or version.
     """
@@ -76,7 +78,7 @@ def read_request(kind: Kind, body: bytes, served: str, most_choices: int, versio
     stream = fields.boolean("stream")
     n = fields.integer("n", 1, most_choices) or 1
     best_of = _best_of(fields, n, most_choices, stream)
-    prompts = () if kind == "chat" else _prompts(fields.get("prompt"))
+    prompts = () if kind == "chat" else _prompts(fields.get("prompt"), vocabulary)
     if len(prompts) * best_of > most_choices:
         made = f"best_of={best_of}" if best_of > n else f"n={n}"
         refuse(
@@ -152,7 +154,13 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+@functools.lru_cache(8)
+def _ids(below: int | None) -> Any:
+    """The type of a prompt of token ids. The bound is in it, so that thousands of ids are looked at once."""
+    return tuple[Annotated[int, msgspec.Meta(ge=0, lt=below)], ...]
+
+
+def _prompts(value: object, below: int | None) -> tuple[str | tuple[int, ...], ...]:
     """Texts or token ids; one prompt, or a list of them."""
     if value is None:
         refuse("prompt", "missing: give a string, a list of token ids, or a list of these")
@@ -164,13 +172,15 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         refuse("prompt", "an empty list: give at least one prompt")
     if type(value[0]) is int:  # there may be thousands: no loop of our own
         with contextlib.suppress(msgspec.ValidationError):
-            return (msgspec.convert(value, _Ids),)
+            return (msgspec.convert(value, _ids(below)),)
     if set(map(type, value)) <= {int, bool}:
         value = [value]
-    return tuple(_prompt(item, f"prompt[{i}]" if len(value) > 1 else "prompt") for i, item in enumerate(value))
+    return tuple(
+        _prompt(item, f"prompt[{i}]" if len(value) > 1 else "prompt", below) for i, item in enumerate(value)
+    )
 
 
-def _prompt(value: object, where: str) -> str | tuple[int, ...]:
+def _prompt(value: object, where: str, below: int | None) -> str | tuple[int, ...]:
     if isinstance(value, str):
         if not value:
             refuse(where, "empty: give at least one token to go on from")
@@ -180,9 +190,13 @@ def _prompt(value: object, where: str) -> str | tuple[int, ...]:
     if not value:
         refuse(where, "empty: give at least one token to go on from")
     try:
-        return msgspec.convert(value, _Ids)
+        found: tuple[int, ...] = msgspec.convert(value, _ids(below))
+        return found
     except msgspec.ValidationError:
-        i, token = next((i, t) for i, t in enumerate(value) if type(t) is not int or t < 0)
+        wrong = next(((i, t) for i, t in enumerate(value) if type(t) is not int or t < 0), None)
+        if wrong is None:
+            refuse(where, f"token id {max(value)} is outside the vocabulary: give ids below {below}")
+        i, token = wrong
         refuse(where, f"item {i} is {printable(token)}: give token ids (integers from 0) only")
 
 

@@ -311,12 +311,12 @@ class Client:
         for pump in (self._pump, self._watch):
             if pump:
                 pump.close()
-        self._pump = self._watch = None
         if self._sock is not None:
             with contextlib.suppress(zmq.ZMQError):
-                self._sock.disable_monitor()
+                self._sock.disable_monitor()  # its last word needs somebody who holds the other end, or it blocks
             self._sock.close()
             self._sock = None
+        self._pump = self._watch = None
 
     def _drop(self) -> None:
         if self._sock is None:

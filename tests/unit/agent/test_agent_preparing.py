@@ -112,7 +112,7 @@ def test_a_closed_one_hands_nothing_in() -> None:
         assert rig.started.wait(60)
         rig.preparing.close()
         rig.go.set()
-        rig.preparing._thread.shutdown(wait=True)
+        rig.preparing._worker.shutdown(wait=True)
         assert rig.worked == ["a"]
         await turns()
 

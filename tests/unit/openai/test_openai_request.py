@@ -265,3 +265,17 @@ def test_the_model_may_be_asked_for_at_the_version_that_is_served_here_and_no_ot
         with pytest.raises(RequestError, match="is not served here") as caught:
             model(name, version)
         assert caught.value.status == 404
+
+
+def test_token_ids_outside_the_vocabulary_are_refused_by_the_largest_and_its_prompt() -> None:
+    def prompts(value: object, vocabulary: int | None) -> object:
+        return read_request(
+            "completion", json.dumps({"model": "m", "prompt": value}).encode(), "m", 16, "", vocabulary
+        ).prompts
+
+    assert prompts([0, 9], 10) == ((0, 9),)
+    assert prompts([[10], [2**70]], None) == ((10,), (2**70,))
+    for value, where, largest in (([10, 3, 12], "prompt", 12), ([[1], [3, 10]], "prompt[1]", 10)):
+        with pytest.raises(RequestError, match=f"token id {largest} is outside the vocabulary") as caught:
+            prompts(value, 10)
+        assert (caught.value.status, caught.value.param) == (400, where)
