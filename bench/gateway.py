@@ -5,7 +5,8 @@ the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive con
 10,000 characters, as text (which ours tokenizes, and the others leave to their engines: the same one all the time,
 as the turns of a conversation repeat what was said, and hundreds of different ones) and as token ids (which nobody
 has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams and requests
-at half of our load lose in time. Sides alternate, and so does which is first.
+at half of our load lose in time. Sides alternate, and so does which is first. Ours is there twice: as Python, and
+compiled (docs/howto/compiled.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ import stub_engines
 from stand import KEY, Process, cpu_seconds, stand
 
 HERE = Path(__file__).resolve().parent
-OURS, VLLM, SMG, HAPROXY, DIRECT = "exahpc", "vllm-router", "smg", "haproxy", "direct"
+OURS, COMPILED = "exahpc", "exahpc, compiled"
+VLLM, SMG, HAPROXY, DIRECT = "vllm-router", "smg", "haproxy", "direct"
 PINS = {VLLM: "0.1.17", SMG: "1.13.0"}
 RIVALS = (VLLM, SMG, HAPROXY)
+BUILT = common.ROOT / ".cache" / "compiled"
+WITH_COMPILED = {"PYTHONPATH": str(BUILT), "PYTHONSAFEPATH": "1"}
 AT_ONCE = {"base_seconds": 1e-7, "each_seconds": 0.0, "prompt_seconds": 0.0, "prompt_rate": 1e12}
 EVERY_20_MS = {"base_seconds": 0.02, "each_seconds": 0.0, "prompt_seconds": 0.0, "prompt_rate": 1e12}
 LOADS = {
@@ -41,6 +45,7 @@ LOADS = {
     "long prompts as tokens": ("--connections", "32", "--prompt", "10000", "--ids"),
     "streams": ("--connections", "400", "--tokens", "100"),
 }
+SIDES = (OURS, COMPILED, *RIVALS, DIRECT)
 NUMBERS = {
     "plain": "requests_per_cpu_second",
     "long prompts": "requests_per_cpu_second",
@@ -72,9 +77,9 @@ def until_open(port: int, path: str, seconds: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def ours(case: str) -> Iterator[Side]:
+def ours(env: Mapping[str, str], case: str) -> Iterator[Side]:
     """The real broker, entry and agent, over as many emulated replicas as there are engines for the others."""
-    with stand(tasks=1, per_task=2, sequences=512) as found:
+    with stand(tasks=1, per_task=2, sequences=512, env=env) as found:
         found.head()
         found.agents(EVERY_20_MS if case == "streams" else AT_ONCE)
         found.until("the replicas", lambda: found.ready() == found.replicas)
@@ -140,11 +145,13 @@ def venv(name: str) -> Path:
 
 
 def install(name: str) -> None:
-    """A rival in a virtual environment of its own. HAProxy comes with the system."""
-    if name == HAPROXY:
+    """A rival in a virtual environment of its own, ours compiled. HAProxy comes with the system."""
+    if name == COMPILED:
+        subprocess.run(["make", "-C", str(common.ROOT), "compiled"], check=True)
+    elif name == HAPROXY:
         if subprocess.run(["which", HAPROXY], capture_output=True, check=False).returncode:
             raise SystemExit("haproxy is missing: apt-get install haproxy, or leave it out with --sides")
-    elif not (venv(name) / "bin" / name).exists():
+    elif name in PINS and not (venv(name) / "bin" / name).exists():
         print(f"installing {name} {PINS[name]}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv(name))], check=True)
         pip = [sys.executable, "-m", "pip", "--python", str(venv(name) / "bin" / "python")]
@@ -171,7 +178,7 @@ def measure(name: str, case: str, side: Side, seconds: float) -> dict[str, Any]:
     """One run of one case on one side."""
     port, cpu = side
     load_before, before = os.getloadavg()[0], [0.0]
-    token = () if name == OURS else ("--token-bytes", str(len(stub_engines.WORD)))
+    token = () if name in (OURS, COMPILED) else ("--token-bytes", str(len(stub_engines.WORD)))
     found = load(port, seconds, *LOADS[case], *token, at_warm=lambda: before.__setitem__(0, cpu()))
     used = cpu() - before[0]
     return {
@@ -197,27 +204,27 @@ def latency(name: str, side: Side, rate: float, seconds: float) -> dict[str, Any
 
 
 def sides(asked: list[str]) -> dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]]:
-    made: dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]] = {OURS: ours, DIRECT: direct}
+    made: dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]] = {DIRECT: direct}
+    made |= {OURS: partial(ours, {}), COMPILED: partial(ours, WITH_COMPILED)}
     made |= {name: partial(theirs, name) for name in RIVALS}
     return {name: made[name] for name in asked}
 
 
-def added(runs: list[dict[str, Any]], case: str, key: str, point: str) -> float:
-    """Milliseconds that our side takes more than no gateway at all: medians of a quantile."""
+def added(runs: list[dict[str, Any]], name: str, case: str, key: str, point: str) -> float:
+    """Milliseconds that a side takes more than no gateway at all: medians of a quantile."""
     flat = [run | {"value": run[key][point]} for run in runs if run["case"] == case and run[key]["count"]]
-    return round(common.median(flat, OURS, case, "value") - common.median(flat, DIRECT, case, "value"), 3)
+    return round(common.median(flat, name, case, "value") - common.median(flat, DIRECT, case, "value"), 3)
 
 
 @click.command()
 @click.option("--seconds", default=10.0)
 @click.option("--repeats", default=5)
-@click.option("--sides", "asked", default=",".join((OURS, *RIVALS, DIRECT)), help="Some only: nothing is written.")
+@click.option("--sides", "asked", default=";".join(SIDES), help="Some only: nothing is written.")
 @click.option("--cases", default=",".join(LOADS), help="Some only: nothing is written.")
 def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
-    chosen = sides(asked.split(","))
-    for name in RIVALS:
-        if name in chosen:
-            install(name)
+    chosen = sides(asked.split(";"))
+    for name in chosen:
+        install(name)
     runs: list[dict[str, Any]] = []
     for case in cases.split(","):
         with contextlib.ExitStack() as stack:
@@ -229,18 +236,15 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
             if case == "plain" and {OURS, DIRECT} <= set(up):
                 rate = common.median(runs, OURS, "plain", "requests_per_second") / 2
                 for _ in range(repeats):
-                    runs += [latency(name, up[name], rate, seconds) for name in (OURS, DIRECT)]
+                    runs += [
+                        latency(name, up[name], rate, seconds) for name in (OURS, COMPILED, DIRECT) if name in up
+                    ]
                     print(*runs[-2:], sep="\n", flush=True)
-    if len(chosen) < 5 or len(cases.split(",")) < len(LOADS):
+    if len(chosen) < len(SIDES) or len(cases.split(",")) < len(LOADS):
         return
     gated = [run for run in runs if run["side"] != DIRECT and run["case"] in NUMBERS]
     comparison = {case: row(gated, case) for case in NUMBERS}
-    comparison["added milliseconds"] = {
-        "number": "p50 and p99 of plain requests at half load, p99 between two tokens of streams",
-        "half load p50": added(runs, "half load", "whole_ms", "p50"),
-        "half load p99": added(runs, "half load", "whole_ms", "p99"),
-        "between tokens p99": added(runs, "streams", "between_ms", "p99"),
-    }
+    comparison |= {f"added milliseconds, {name}": delay(runs, name) for name in (OURS, COMPILED)}
     common.write(
         "gateway",
         what="work per CPU-second of a gateway in front of emulated engines",
@@ -257,17 +261,28 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
             "breaker off (a little faster so); HAProxy with one thread",
             "prompts are the same ones again and again, of which our tokenizer remembers the parts, but for the "
             "different long ones",
+            "compiled: the same program, its hot modules compiled by mypyc (docs/howto/compiled.md)",
             "the ratio of plain and long prompts is against vllm-router, of streams against the best rival",
             "direct: the load generator speaks to an engine, without a gateway",
         ),
     )
 
 
+def delay(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return {
+        "number": "p50 and p99 of plain requests at half load, p99 between two tokens of streams",
+        "half load p50": added(runs, name, "half load", "whole_ms", "p50"),
+        "half load p99": added(runs, name, "half load", "whole_ms", "p99"),
+        "between tokens p99": added(runs, name, "streams", "between_ms", "p99"),
+    }
+
+
 def row(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
     """Medians, and ours in relation to vllm-router (requests) or the best rival (streams)."""
-    medians = {name: common.median(runs, name, case, NUMBERS[case]) for name in (OURS, *RIVALS)}
+    medians = {name: common.median(runs, name, case, NUMBERS[case]) for name in (OURS, COMPILED, *RIVALS)}
     rival = max(medians[name] for name in RIVALS) if case == "streams" else medians[VLLM]
-    return {"number": NUMBERS[case], **medians, "ratio": round(medians[OURS] / rival, 3)}
+    ratios = {"ratio": round(medians[OURS] / rival, 3), "ratio, compiled": round(medians[COMPILED] / rival, 3)}
+    return {"number": NUMBERS[case], **medians, **ratios}
 
 
 def haproxy_version() -> str:

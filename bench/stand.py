@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,22 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Stand:
-    """One deployment. tasks: agents; more: further lines of the deployment file."""
+    """One deployment. tasks: agents; more: further lines of the deployment file; env: of its processes."""
 
-    def __init__(self, home: Path, *, tasks: int, per_task: int = 12, sequences: int = 64, more: str = "") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        tasks: int,
+        per_task: int = 12,
+        sequences: int = 64,
+        more: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         model = place.cache() / "smollm2"
         if not (model / "tokenizer.json").exists():
             raise SystemExit(f"{model} is missing: run `make model` first (its tokenizer is used)")
-        self.tasks, self.per_task, self.home = tasks, per_task, home
+        self.tasks, self.per_task, self.home, self._env = tasks, per_task, home, dict(env or {})
         toml = _TOML.format(
             model=model, label=LABEL, replicas=tasks * per_task, per_task=per_task, sequences=sequences, more=more
         )
@@ -113,7 +122,7 @@ class Stand:
     def start(self, name: str, module: str, *arguments: object, env: dict[str, str] | None = None) -> Process:
         """Start `python -m module --folder ... arguments`."""
         argv = [sys.executable, "-m", module, "--folder", str(self.folder.path), *map(str, arguments)]
-        found = Process(name, argv, self.home / f"{name}.log", os.environ | (env or {}))
+        found = Process(name, argv, self.home / f"{name}.log", os.environ | self._env | (env or {}))
         self.processes.append(found)
         return found
 
