@@ -13,7 +13,7 @@ from exahpc.broker.memory import Sample, Started
 from exahpc.deployment.parse import load
 from exahpc.errors import SlurmError
 from exahpc.launch import cluster, local, processes, start
-from exahpc.slurm.api import JobRecord, Submission
+from exahpc.slurm.api import JobRecord, Submission, Unanswered
 from exahpc.slurm.jobbook import JobBook
 from exahpc.wire.folder import Folder, HeadRecord
 
@@ -205,6 +205,28 @@ def test_where_slurm_knows_no_minutes_a_chain_follows_at_the_end(tmp_path: Path)
     cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
     assert cluster.chain(client, folder, deployment, Path("/s")) == 6
     assert dependencies(client)[:2] == ["afterany:101_0", "afterany:103_0"]
+
+
+@pytest.mark.parametrize("name", ["exahpc-d-a", "exahpc-d-b"])
+def test_a_submission_without_an_answer_is_not_repeated_and_whoever_asked_is_told_how_to_find_it(
+    tmp_path: Path, name: str
+) -> None:
+    """Its command line stands in the error, and so the word "dependency"."""
+
+    class Hanging(FakeSlurm):
+        def submit(self, submission: Submission) -> str:
+            job = super().submit(submission)
+            if submission.name == name and (name.endswith("b") or any("+" in flag for flag in submission.flags)):
+                raise Unanswered(f"sbatch did not answer: Command {submission.argv()} timed out")
+            return job
+
+    client, folder, deployment = Hanging(), made(tmp_path), load(f"{CHAIN}[slurm]\ntime = '4:00:00'\n")
+    with pytest.raises(SlurmError, match=f"nobody knows whether .* was submitted .*--name={name}"):
+        cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+        cluster.chain(client, folder, deployment, Path("/s"))
+    late = max(client.submitted)
+    assert client.submitted[late].name == name
+    assert sorted([*client.cancelled, late]) == sorted(client.submitted)
 
 
 def test_a_chain_follows_only_tasks_that_are_started(tmp_path: Path) -> None:
