@@ -53,7 +53,7 @@ def submit(
             what = "the head" if name == "head" else f'pool "{name}"'
             raise _refused(what, submission.name, error) from error
         book = msgspec.structs.replace(book, head=job) if name == "head" else book.noting(name, job)
-        book.save(folder.path)
+        _save(client, folder, book)
         told(name, job)
     return book
 
@@ -65,11 +65,21 @@ def _refused(what: str, name: str, error: SlurmError) -> SlurmError:
     return SlurmError(f"{what} was refused: {error}")
 
 
+def _save(client: SlurmClient, folder: Folder, book: JobBook) -> None:
+    """Raises OSError; then all that was submitted is cancelled: `down` would not find it."""
+    try:
+        book.save(folder.path)
+    except OSError:
+        _take_back(client, folder, book)
+        raise
+
+
 def _take_back(client: SlurmClient, folder: Folder, book: JobBook) -> None:
     for job in book.jobs:
         with contextlib.suppress(SlurmError):
             client.cancel(job)
-    JobBook(None, {}).save(folder.path)
+    with contextlib.suppress(OSError):  # a full disk: what stands there is cancelled
+        JobBook(None, {}).save(folder.path)
 
 
 def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: Path) -> int:
@@ -96,7 +106,7 @@ def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: 
                     raise _refused(f"the successor of {pool.name}/{task}", name, error) from error
                 follows.append(before)
                 book = msgspec.structs.replace(book, chain={**book.chain, f"{pool.name}/{task}": follows})
-                book.save(folder.path)
+                _save(client, folder, book)
                 count += 1
     return count
 
