@@ -91,13 +91,14 @@ class CommandLine:
         raise AssertionError("the second try returns or raises")
 
     def _taken(self, name: str, before: set[str], lost: Unanswered) -> str:
-        """The job of this name that is new, "" when there is none."""
+        """The job of this name that is new, "" when there is none. Raises Unanswered when it may be any of several:
+        one of them may be an earlier one without an answer that the controller got to only now."""
         try:
             taken = self.named(name) - before
         except SlurmError:
             raise lost from None
         if len(taken) > 1:
-            raise SlurmError(
+            raise Unanswered(
                 f"somebody else submits {name} at the same time ({', '.join(sorted(taken))}): "
                 f"cancel what is not wanted and try again"
             )
