@@ -150,8 +150,10 @@ class Cluster:
         """Cancel every array of every pool, pending tasks included."""
 
         def work(client: SlurmClient) -> None:
+            with self._lock:
+                unnoted = [array for _, array in self._unnoted]
             book = JobBook.load(self._folder.path)
-            for job in book.jobs:
+            for job in dict.fromkeys([*unnoted, *book.jobs]):
                 if job != book.head:
                     client.cancel(job)
 

@@ -192,6 +192,8 @@ def test_a_job_that_the_book_has_no_room_for_is_submitted_once_and_noted_later(
             array = job.partition("_")[0]
             pools, _ = await cluster.query([array])
             assert pools == {"a": ["7"]}
+            await cluster.cancel_pools()
+            assert {asked[1] for asked in play.slurm.asked if asked[0] == "cancel"} == {"7", array}
         pools, _ = await cluster.query([array])
         assert pools == {"a": ["7", array]}
         play.journal.close()
