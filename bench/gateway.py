@@ -219,7 +219,7 @@ def added(runs: list[dict[str, Any]], name: str, case: str, key: str, point: str
 @click.command()
 @click.option("--seconds", default=10.0)
 @click.option("--repeats", default=5)
-@click.option("--sides", "asked", default=";".join(SIDES), help="Some only: nothing is written.")
+@click.option("--sides", "asked", default=";".join(SIDES), help="Some only, by semicolons: nothing is written.")
 @click.option("--cases", default=",".join(LOADS), help="Some only: nothing is written.")
 def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
     chosen = sides(asked.split(";"))
@@ -236,10 +236,10 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
             if case == "plain" and {OURS, DIRECT} <= set(up):
                 rate = common.median(runs, OURS, "plain", "requests_per_second") / 2
                 for _ in range(repeats):
-                    runs += [
-                        latency(name, up[name], rate, seconds) for name in (OURS, COMPILED, DIRECT) if name in up
-                    ]
-                    print(*runs[-2:], sep="\n", flush=True)
+                    for name in (OURS, COMPILED, DIRECT):
+                        if name in up:
+                            runs.append(latency(name, up[name], rate, seconds))
+                            print(runs[-1], flush=True)
     if len(chosen) < len(SIDES) or len(cases.split(",")) < len(LOADS):
         return
     gated = [run for run in runs if run["side"] != DIRECT and run["case"] in NUMBERS]

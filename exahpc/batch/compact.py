@@ -67,15 +67,18 @@ def discard(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def discard_left(parts: Parts, batch: str) -> None:
-    """Remove what a process that was killed had still to discard of this batch, which is finished. Leaves it while
-    another process works on it; raises BatchError when the folder cannot be read."""
+def discard_left(parts: Parts, results: BatchPlan) -> None:
+    """Remove what a process that was killed had still to discard of this batch.
+
+    results: as its results file tells it; when that holds a part of the rows only, the folder stays, as it does
+    while another process works on it. Raises BatchError when the folder cannot be read.
+    """
     plan = parts.plan()
     if plan is None:
         if not parts.path.exists():
             discard(parts.path)
         return
-    if plan.batch == batch:
+    if (plan.batch, plan.rows) == (results.batch, results.rows):
         try:
             Owner(parts)
         except (BatchBusy, OSError):

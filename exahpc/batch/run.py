@@ -89,7 +89,7 @@ def prepare(
     with _told(output):
         prepared = _prepare(inputs, output.absolute(), served_name, skip_invalid, progress)
         if prepared.summary is not None and not keep_parts:
-            discard_left(prepared.parts, prepared.plan.batch)
+            discard_left(prepared.parts, prepared.plan)
         return replace(prepared, keep_parts=keep_parts)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
@@ -54,12 +54,13 @@ _BELIEVED_SECONDS = 15.0
 @dataclass
 class _Batch:
     """One batch. status: counts in it are durable (a number shown is a row that survives anything); agents: why
-    one of them cannot write, and until when that is believed."""
+    one of them cannot write, and until when that is believed; early: what agents reported before it was open."""
 
     files: BatchFiles
     status: BatchStatus
     tally: Tally | None = None
     agents: tuple[str, float] = "", 0.0
+    early: list[tuple[str, LeaseProgress]] = field(default_factory=list)
 
     @property
     def live(self) -> bool:
@@ -136,13 +137,13 @@ class Batches:
 
     def progress(self, agent: str, message: LeaseProgress, now: float) -> list[LeaseRevoke]:
         """Revokes to send to this agent."""
-        if message.held and message.batch in self._batches:
-            self._batches[message.batch].agents = f"{agent}: {message.held}", now + _BELIEVED_SECONDS
-        actions = self._leases.progress(agent, message, now)
-        committed = any(isinstance(action, Log) and isinstance(action.event, Commit) for action in actions)
-        if committed and (tally := self._batches[message.batch].tally) is not None:
-            tally.add(message)
-        self._perform(actions, now)
+        entry = self._batches.get(message.batch)
+        if message.held and entry is not None:
+            entry.agents = f"{agent}: {message.held}", now + _BELIEVED_SECONDS
+        if entry is not None and entry.status.state == "opening":
+            entry.early.append((agent, message))
+        else:
+            self._report(agent, message, now)
         return self._for(agent)
 
     def hello(self, agent: str, leases: Iterable[int], now: float) -> list[LeaseRevoke]:
@@ -158,6 +159,8 @@ class Batches:
     def agent_lost(self, agent: str, now: float, *, orderly: bool = False) -> None:
         """orderly: it was told to end; its rows have no part in that."""
         self._hellos.pop(agent, None)
+        for entry in self._batches.values():  # found in its journals, when its leases are taken back
+            entry.early = [(other, message) for other, message in entry.early if other != agent]
         self._perform(self._leases.agent_lost(agent, now, orderly=orderly), now)
 
     def tick(self, now: float) -> list[tuple[str, LeaseRevoke]]:
@@ -214,6 +217,13 @@ class Batches:
         self._revokes = [(to, message) for to, message in self._revokes if to != agent]
         return own
 
+    def _report(self, agent: str, message: LeaseProgress, now: float) -> None:
+        actions = self._leases.progress(agent, message, now)
+        committed = any(isinstance(action, Log) and isinstance(action.event, Commit) for action in actions)
+        if committed and (tally := self._batches[message.batch].tally) is not None:
+            tally.add(message)
+        self._perform(actions, now)
+
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
             match action:
@@ -246,6 +256,9 @@ class Batches:
                 self._perform(self._leases.named(agent, leases, batch), now)
             self._perform(self._leases.salvaged("", batch, loaded.found, now), now)
             loaded.found = []
+            early, entry.early = entry.early, []
+            for agent, message in early:
+                self._report(agent, message, now)
         if (done := files.flushed()) is not None:
             entry.status = msgspec.structs.replace(entry.status, ok=done[0], failed=done[1])
         for agent, found in (files.sought() or {}).items():
@@ -273,6 +286,7 @@ class Batches:
             self._perform(self._leases.close(batch, 0.0), 0.0)
         if entry.files.loaded is not None:
             self._note(entry, entry.files.loaded)
+        entry.early = []
         entry.files.end(self._pool, last=state == "cancelled")
         self._remember()
         ended = [b for b, e in self._batches.items() if not e.live]

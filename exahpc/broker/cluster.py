@@ -15,7 +15,7 @@ import msgspec
 from exahpc.batch.space import refusal
 from exahpc.broker.recovery import Act
 from exahpc.deployment.spec import Deployment
-from exahpc.errors import SlurmError
+from exahpc.errors import DeploymentError, SlurmError
 from exahpc.slurm import scripts
 from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
 from exahpc.slurm.jobbook import JobBook
@@ -42,9 +42,9 @@ class Cluster:
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[SlurmClient], T]) -> T:
         def call() -> T:
-            with self._lock:
-                client = self._client = self._client or self._connect()
             try:
+                with self._lock:
+                    client = self._client = self._client or self._connect()
                 return work(client)
             except OSError as error:  # of the deployment's folder, where the job book and wishes lie
                 raise SlurmError(str(refusal(error, self._folder.path, "then it is tried again"))) from error
@@ -119,17 +119,17 @@ class Cluster:
         return f"{array}_{task}"
 
     def _note(self, *arrays: tuple[str, str]) -> None:
-        """`down` cancels what stands in the job book: (pool, array). What it has no room for is noted by a later
-        query: the jobs are there in any case."""
+        """`down` cancels what stands in the job book: (pool, array). What it cannot take for now is noted by a
+        later query: the jobs are there in any case."""
         with self._lock:
             self._unnoted += arrays
-            book = noted = JobBook.load(self._folder.path)
-            for pool, array in self._unnoted:
-                noted = noted.noting(pool, array)
             try:
+                book = noted = JobBook.load(self._folder.path)
+                for pool, array in self._unnoted:
+                    noted = noted.noting(pool, array)
                 if noted is not book:
                     noted.save(self._folder.path)
-            except OSError as error:
+            except (DeploymentError, OSError) as error:
                 _log.error("jobs %s are noted later: %s", self._unnoted, error)
             else:
                 self._unnoted.clear()
@@ -150,8 +150,10 @@ class Cluster:
         """Cancel every array of every pool, pending tasks included."""
 
         def work(client: SlurmClient) -> None:
+            with self._lock:
+                unnoted = [array for _, array in self._unnoted]
             book = JobBook.load(self._folder.path)
-            for job in book.jobs:
+            for job in dict.fromkeys([*unnoted, *book.jobs]):
                 if job != book.head:
                     client.cancel(job)
 

@@ -14,9 +14,9 @@ from exahpc.broker.leads import in_advance
 from exahpc.broker.learned import Learned
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
-from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission
+from exahpc.slurm.api import ENDED, JobRecord, SlurmClient, Submission, Unanswered
 from exahpc.slurm.jobbook import JobBook
-from exahpc.slurm.submission import head_submission, pool_submission
+from exahpc.slurm.submission import head_submission, pool_name, pool_submission
 from exahpc.wire.folder import Folder
 
 
@@ -40,7 +40,8 @@ def submit(
     """Submit all, or nothing: when Slurm refuses one, those before it are cancelled. The job ids are saved at
     once, so that `down` finds them whatever happens next.
 
-    Raises SlurmError with the refused part's name and Slurm's own words.
+    Raises SlurmError with the refused part's name and Slurm's own words. One that Slurm did not answer may come
+    later, and nobody knows its id: then these words say how to find it.
     """
     book = JobBook(None, {})
     folder.logs("slurm", "any")  # Slurm does not make the directory that its own output goes to
@@ -50,18 +51,35 @@ def submit(
         except SlurmError as error:
             _take_back(client, folder, book)
             what = "the head" if name == "head" else f'pool "{name}"'
-            raise SlurmError(f"{what} was refused: {error}") from error
+            raise _refused(what, submission.name, error) from error
         book = msgspec.structs.replace(book, head=job) if name == "head" else book.noting(name, job)
-        book.save(folder.path)
+        _save(client, folder, book)
         told(name, job)
     return book
+
+
+def _refused(what: str, name: str, error: SlurmError) -> SlurmError:
+    if isinstance(error, Unanswered):
+        look = f"should `squeue --me --name={name}` show one more than before, cancel it with scancel"
+        return SlurmError(f"nobody knows whether {what} was submitted ({error}): {look}")
+    return SlurmError(f"{what} was refused: {error}")
+
+
+def _save(client: SlurmClient, folder: Folder, book: JobBook) -> None:
+    """Raises OSError; then all that was submitted is cancelled: `down` would not find it."""
+    try:
+        book.save(folder.path)
+    except OSError:
+        _take_back(client, folder, book)
+        raise
 
 
 def _take_back(client: SlurmClient, folder: Folder, book: JobBook) -> None:
     for job in book.jobs:
         with contextlib.suppress(SlurmError):
             client.cancel(job)
-    JobBook(None, {}).save(folder.path)
+    with contextlib.suppress(OSError):  # a full disk: what stands there is cancelled
+        JobBook(None, {}).save(folder.path)
 
 
 def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: Path) -> int:
@@ -84,10 +102,11 @@ def chain(client: SlurmClient, folder: Folder, deployment: Deployment, scripts: 
                     before = f"{_follow(client, made, before, minutes)}_{task}"
                 except SlurmError as error:
                     _take_back(client, folder, book)
-                    raise SlurmError(f"the successor of {pool.name}/{task} was refused: {error}") from error
+                    name = pool_name(deployment, pool)
+                    raise _refused(f"the successor of {pool.name}/{task}", name, error) from error
                 follows.append(before)
                 book = msgspec.structs.replace(book, chain={**book.chain, f"{pool.name}/{task}": follows})
-                book.save(folder.path)
+                _save(client, folder, book)
                 count += 1
     return count
 
@@ -97,7 +116,8 @@ def _follow(client: SlurmClient, made: Callable[..., Submission], job: str, minu
     try:
         return client.submit(made(dependency=following(job, minutes)))
     except SlurmError as error:
-        if minutes is None or "dependency" not in str(error).lower():
+        # one that was not answered may have been taken, and its command line names the dependency
+        if isinstance(error, Unanswered) or minutes is None or "dependency" not in str(error).lower():
             raise
         return client.submit(made(dependency=following(job, None)))
 

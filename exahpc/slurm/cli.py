@@ -76,7 +76,7 @@ class CommandLine:
         before = self.named(submission.name)
         for again in (True, False):
             try:
-                answer = call(submission.argv())
+                answer = self._sbatch(submission)
                 if not answer.passing:
                     return answer
                 lost = Unanswered(str(answer.failure(f"{submission.name} may have been submitted")))
@@ -90,14 +90,20 @@ class CommandLine:
                 raise lost
         raise AssertionError("the second try returns or raises")
 
+    def _sbatch(self, submission: Submission) -> Answer:
+        return call(submission.argv())
+
     def _taken(self, name: str, before: set[str], lost: Unanswered) -> str:
-        """The job of this name that is new, "" when there is none."""
+        """The job of this name that is new, "" when there is none.
+
+        Raises Unanswered when there are several: the controller may have got to an earlier one only now.
+        """
         try:
             taken = self.named(name) - before
         except SlurmError:
             raise lost from None
         if len(taken) > 1:
-            raise SlurmError(
+            raise Unanswered(
                 f"somebody else submits {name} at the same time ({', '.join(sorted(taken))}): "
                 f"cancel what is not wanted and try again"
             )

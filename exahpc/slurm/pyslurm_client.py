@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from exahpc.errors import SlurmError
 from exahpc.slurm.api import RequeueDisabled, Submission
 from exahpc.slurm.cli import CommandLine
 from exahpc.slurm.hostlist import expand
+from exahpc.slurm.process import Answer
 from exahpc.slurm.squeue import Row
 
 T = TypeVar("T")
@@ -93,17 +93,18 @@ class PySlurm(CommandLine):
 
     # --- act -------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission) -> str:
+    def _sbatch(self, submission: Submission) -> Answer:
         values = description(submission)
         if values is None or any(name.startswith("SLURM_") and name != "SLURM_CONF" for name in os.environ):
-            return super().submit(submission)
-        Path(values["standard_output"]).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return super()._sbatch(submission)
         before = os.umask(0o077)  # becomes the job's
         try:
-            made = self._pyslurm.JobSubmitDescription(**values)
-            return str(self._rpc(made.submit, f"{submission.name} was not submitted"))
+            job = self._pyslurm.JobSubmitDescription(**values).submit()
+        except self._pyslurm.RPCError as error:
+            return Answer(("Slurm",), 1, "", str(error))
         finally:
             os.umask(before)
+        return Answer(("Slurm",), 0, str(job), "")
 
     def _requeue(self, verb: str, job: str) -> bool:
         number = self._own_number(job)

@@ -150,9 +150,12 @@ class Remote:
                         f"`exahpc watch {name}` took a {verb} and did not answer: it may have happened"
                     )
             answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+        except OSError as error:
+            raise Unanswered(f"no answer to a {verb} can be read ({error}): it may have happened") from error
         finally:
             for path in (answered, taken):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
         if answer.error:
             kind_of_error = RequeueDisabled if answer.disabled else Unanswered if answer.unknown else SlurmError
             raise kind_of_error(answer.error)

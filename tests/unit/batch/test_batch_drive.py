@@ -11,6 +11,7 @@ import pytest
 
 from exahpc.batch.client import STALE_SECONDS, Owner
 from exahpc.batch.committed import Journals, Piece
+from exahpc.batch.compact import compact
 from exahpc.batch.journal import Record
 from exahpc.batch.plan import Parts
 from exahpc.batch.resultsfile import Results
@@ -57,6 +58,19 @@ def test_nodes_are_not_needed_any_more_before_the_results_are_written(tmp_path: 
     results = Results(prepared.output)
     assert results.summary() == summary, "the file, the end and the exit code tell the same"
     results.close()
+
+
+def test_a_partial_results_file_at_the_place_of_the_whole_one_costs_no_row(tmp_path: Path) -> None:
+    prepared = begun(tmp_path)
+    answer_all(prepared, {"r1"}, "first", "n")
+    prepared.release()
+    commits = sorted(prepared.parts.commits.iterdir())
+    commits[-1].rename(tmp_path / "later")
+    compact(prepared.parts.path, tmp_path / "part.h5", partial=True).path.rename(prepared.output)
+    (tmp_path / "later").rename(commits[-1])
+    assert prepare(tmp_path / "in.jsonl", prepared.output).summary is not None
+    prepared.output.unlink()
+    assert complete(prepare(tmp_path / "in.jsonl", prepared.output))
 
 
 def test_a_cancelled_batch_needs_nobody_to_wait_and_can_be_gone_on_with(tmp_path: Path) -> None:

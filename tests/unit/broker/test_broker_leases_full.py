@@ -188,6 +188,29 @@ def test_the_list_of_open_batches_is_written_when_there_is_room(
     prepared.release()
 
 
+def test_what_agents_report_while_a_batch_cannot_be_opened_yet_counts_when_it_is_open(
+    world: World, tmp_path: Path, full: Full
+) -> None:
+    prepared = prepare(write_input(tmp_path / "in.jsonl", ROWS), tmp_path / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 10)
+    world.end_broker()
+    full.on = True
+    world.start_broker()
+    slow, world.running["a/0"] = world.running["a/0"][1:], world.running["a/0"][:1]
+    assert slow
+    until_held(world, prepared)
+    for _ in range(20):
+        world.step()
+    full.on = False
+    until("it is open", lambda: world.step() or status_of(world, prepared).state == "running")
+    assert {int(row.key.partition(".")[0]) for row in slow} <= set(world.agents["a/0"].leases)
+    world.running["a/0"] += slow
+    check(tmp_path / "out.h5", ROWS, world.drive(prepared))
+    assert len(world.seen) == len({key for _, key in world.seen}) == ROWS, "no row began twice"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
 @pytest.mark.parametrize("journals", ["on the same disk", "elsewhere"])
 def test_a_file_system_that_is_really_full_loses_and_doubles_nothing(

@@ -12,8 +12,8 @@ import pytest
 from exahpc.broker.cluster import MOST_NOTED, Cluster
 from exahpc.broker.recovery import Act
 from exahpc.broker.values import Coming, Loaded, Retired, Up
-from exahpc.errors import SlurmError
-from exahpc.slurm.api import JobRecord, Unanswered
+from exahpc.errors import ExahpcError, SlurmError
+from exahpc.slurm.api import JobRecord, SlurmClient, Unanswered
 from exahpc.slurm.jobbook import JobBook
 from exahpc.wire import messages as m
 from tests.unit.broker.test_broker_recovery_rebuilder import Stage
@@ -192,8 +192,46 @@ def test_a_job_that_the_book_has_no_room_for_is_submitted_once_and_noted_later(
             array = job.partition("_")[0]
             pools, _ = await cluster.query([array])
             assert pools == {"a": ["7"]}
+            await cluster.cancel_pools()
+            assert {asked[1] for asked in play.slurm.asked if asked[0] == "cancel"} == {"7", array}
         pools, _ = await cluster.query([array])
         assert pools == {"a": ["7", array]}
+        play.journal.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_job_is_submitted_once_also_where_the_book_cannot_be_read_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    async def story() -> None:
+        play = Play(tmp_path)
+        cluster, book = Cluster(play.deployment, play.folder, lambda: play.slurm), JobBook.load(play.folder.path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", (lambda path: b"{") if damaged else stale)
+            job = await cluster.perform(Act("a/0", "resubmit", "7_0", "", (), "lost"))
+            with pytest.raises(ExahpcError):
+                await cluster.query()
+        array = job.partition("_")[0]
+        pools, _ = await cluster.query()
+        assert pools == {"a": [*book.pools["a"], array]}
+        play.journal.close()
+
+    asyncio.run(story())
+
+
+def test_a_client_that_finds_no_room_to_begin_is_a_slurm_that_cannot_be_asked(tmp_path: Path) -> None:
+    def full() -> SlurmClient:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def story() -> None:
+        play = Play(tmp_path)
+        with pytest.raises(SlurmError, match="no room to write"):
+            await Cluster(play.deployment, play.folder, full).query()
         play.journal.close()
 
     asyncio.run(story())

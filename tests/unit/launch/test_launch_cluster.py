@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +13,10 @@ import pytest
 from exahpc.broker.journal import Journal
 from exahpc.broker.memory import Sample, Started
 from exahpc.deployment.parse import load
+from exahpc.deployment.spec import Deployment
 from exahpc.errors import SlurmError
 from exahpc.launch import cluster, local, processes, start
-from exahpc.slurm.api import JobRecord, Submission
+from exahpc.slurm.api import JobRecord, Submission, Unanswered
 from exahpc.slurm.jobbook import JobBook
 from exahpc.wire.folder import Folder, HeadRecord
 
@@ -171,6 +174,11 @@ def test_a_chain_follows_each_task_one_job_after_another_and_down_finds_it(tmp_p
     assert client.cancelled == book.jobs
 
 
+def chained(client: FakeSlurm, folder: Folder, deployment: Deployment) -> None:
+    cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
+    cluster.chain(client, folder, deployment, Path("/s"))
+
+
 def dependencies(client: FakeSlurm) -> list[str]:
     flags = [flag for submission in client.submitted.values() for flag in submission.flags]
     return [flag.removeprefix("--dependency=") for flag in flags if flag.startswith("--dependency=")]
@@ -205,6 +213,47 @@ def test_where_slurm_knows_no_minutes_a_chain_follows_at_the_end(tmp_path: Path)
     cluster.submit(client, folder, cluster.submissions(deployment, folder.path, Path("/s")))
     assert cluster.chain(client, folder, deployment, Path("/s")) == 6
     assert dependencies(client)[:2] == ["afterany:101_0", "afterany:103_0"]
+
+
+@pytest.mark.parametrize("name", ["exahpc-d-a", "exahpc-d-b"])
+def test_a_submission_without_an_answer_is_not_repeated_and_whoever_asked_is_told_how_to_find_it(
+    tmp_path: Path, name: str
+) -> None:
+    """Its command line stands in the error, and so the word "dependency"."""
+
+    class Hanging(FakeSlurm):
+        def submit(self, submission: Submission) -> str:
+            job = super().submit(submission)
+            if submission.name == name and (name.endswith("b") or any("+" in flag for flag in submission.flags)):
+                raise Unanswered(f"sbatch did not answer: Command {submission.argv()} timed out")
+            return job
+
+    client, folder, deployment = Hanging(), made(tmp_path), load(f"{CHAIN}[slurm]\ntime = '4:00:00'\n")
+    with pytest.raises(SlurmError, match=f"nobody knows whether .* was submitted .*--name={name}"):
+        chained(client, folder, deployment)
+    late = max(client.submitted)
+    assert client.submitted[late].name == name
+    assert sorted([*client.cancelled, late]) == sorted(client.submitted)
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_what_the_job_book_has_no_room_for_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    client, folder, deployment = FakeSlurm(), made(tmp_path), load(CHAIN)
+    save, saved = JobBook.save, list[JobBook]()
+
+    def full(book: JobBook, path: Path) -> None:
+        if len(saved) >= room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        saved.append(book)
+        save(book, path)
+
+    monkeypatch.setattr(JobBook, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        chained(client, folder, deployment)
+    assert sorted(client.cancelled) == sorted(client.submitted)
+    assert len(client.submitted) == room + 1
 
 
 def test_a_chain_follows_only_tasks_that_are_started(tmp_path: Path) -> None:

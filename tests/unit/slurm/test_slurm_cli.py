@@ -257,6 +257,16 @@ def test_a_controller_that_cannot_be_asked_afterwards_leaves_a_submission_unansw
         CommandLine().submit(SUBMISSION)
 
 
+def test_a_lost_confirmation_that_may_be_any_of_several_leaves_a_submission_unanswered(slurm: FakeSlurm) -> None:
+    """One of them is an earlier submission that a controller got to much later: known to nobody else."""
+    slurm.says("squeue", "--name=exahpc-d-a", "40\n")
+    slurm.says("squeue", "--name=exahpc-d-a", "40\n41\n42\n")
+    slurm.says("sbatch", "", code=1, error="Socket timed out on send/recv operation")
+    with pytest.raises(Unanswered, match="41, 42"):
+        CommandLine().submit(SUBMISSION)
+    assert len(slurm.calls("sbatch")) == 1
+
+
 def test_a_lost_confirmation_is_not_taken_for_that_of_another_task_of_the_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
-from exahpc.slurm.api import Submission
-from exahpc.slurm.pyslurm_client import description, rows_of
+from exahpc.errors import SlurmError
+from exahpc.slurm.api import Submission, Unanswered
+from exahpc.slurm.pyslurm_client import PySlurm, description, rows_of
+
+from .fake_slurm import FakeSlurm
 
 
 def job(**values: Any) -> SimpleNamespace:
@@ -83,3 +89,42 @@ def test_what_pyslurm_cannot_express_is_left_to_the_command_line() -> None:
         changed = msgspec.structs.replace(SUBMISSION, flags=(*SUBMISSION.flags, flag))
         assert description(changed) is None
     assert description(msgspec.structs.replace(SUBMISSION, arguments=("--folder", "/a b"))) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "told"),
+    [
+        ("", "40\n", "55"),
+        ("Socket timed out on send/recv operation", "40\n41\n", "41"),
+        ("Socket timed out on send/recv operation", "40\n", Unanswered("x may have been submitted")),
+        ("Invalid partition name specified", "40\n", SlurmError("x was not submitted: Slurm says: Invalid part")),
+    ],
+)
+def test_a_submission_whose_confirmation_was_lost_is_looked_for_as_that_of_sbatch(
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    found: str,
+    told: str | SlurmError,
+) -> None:
+    class RPCError(Exception):
+        pass
+
+    def submit() -> int:
+        if words:
+            raise RPCError(words)
+        return 55
+
+    made = SimpleNamespace(RPCError=RPCError, JobSubmitDescription=lambda **_: SimpleNamespace(submit=submit))
+    monkeypatch.setitem(sys.modules, "pyslurm", made)
+    slurm.says("squeue", "--name=x", "40\n")
+    slurm.says("squeue", "--name=x", found)
+    flags = (*SUBMISSION.flags[:-1], f"--output={tmp_path}/%x")
+    submission = msgspec.structs.replace(SUBMISSION, flags=flags)
+    if isinstance(told, str):
+        assert PySlurm().submit(submission) == told
+    else:
+        with pytest.raises(type(told), match=str(told)):
+            PySlurm().submit(submission)
+    assert slurm.calls("sbatch") == []

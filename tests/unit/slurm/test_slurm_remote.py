@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import msgspec
 import pytest
@@ -121,6 +124,25 @@ def test_a_wish_that_was_taken_and_not_answered_may_have_happened(
     )
     with pytest.raises(Unanswered, match="may have happened"):
         Remote(tmp_path, patience=0.0, doing=0.0, poll=0.001).cancel("7")
+
+
+@pytest.mark.parametrize("method", ["read_bytes", "unlink"])
+def test_a_file_system_that_fails_behind_a_submission_makes_no_second_one(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    real = getattr(Path, method)
+
+    def stale(path: Path, **options: bool) -> Any:
+        if path.suffix == ".answer":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, method, stale)
+    if method == "unlink":
+        assert client(tmp_path).submit(SUBMISSION) == "8"
+    else:
+        with pytest.raises(Unanswered, match=r"Stale file handle.*: it may have happened"):
+            client(tmp_path).submit(SUBMISSION)
 
 
 def test_what_slurm_never_answered_the_watcher_stays_so_for_who_wished_it(
