@@ -67,7 +67,7 @@ class Cluster:
 
         def work(client: SlurmClient) -> tuple[dict[str, list[str]], dict[str, JobRecord]]:
             for pool in self._deployment.pool if search else ():
-                found = sorted(client.named(pool_name(self._deployment, pool)), key=int)
+                found = sorted(client.named(pool_name(self._deployment, pool), str(self._folder.path)), key=int)
                 self._note(*((pool.name, array) for array in found))
             if self._unnoted:
                 self._note()

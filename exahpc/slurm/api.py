@@ -63,6 +63,11 @@ class Submission(msgspec.Struct, frozen=True):
     flags: tuple[str, ...]
     array: str | None = None
 
+    @property
+    def folder(self) -> str:
+        """The directory that it is told to run in."""
+        return next((flag[len("--chdir=") :] for flag in self.flags if flag.startswith("--chdir=")), "")
+
     def argv(self) -> tuple[str, ...]:
         """The exact command line."""
         array = (f"--array={self.array}",) if self.array is not None else ()
@@ -111,8 +116,9 @@ class SlurmClient(Protocol):
         """Cancel (or signal) a job, an array, or one task. Cancelling a job that has ended is no error."""
         ...
 
-    def named(self, name: str) -> set[str]:
-        """(Array) ids of this user's jobs of that name that have not ended."""
+    def named(self, name: str, folder: str) -> set[str]:
+        """(Array) ids of this user's jobs of that name that have not ended and run in `folder`: another deployment
+        may have the same name."""
         ...
 
     def topology(self) -> dict[str, str]:

@@ -73,7 +73,7 @@ class CommandLine:
 
         Raises Unanswered where a job may yet come: a controller that hangs may get to it much later.
         """
-        before = self.named(submission.name)
+        before = self.named(submission.name, submission.folder)
         for again in (True, False):
             try:
                 answer = self._sbatch(submission)
@@ -84,7 +84,7 @@ class CommandLine:
                 lost, again = error, False
             log.warning("%s; looking whether it was taken", lost)
             time.sleep(2.0)
-            if job := self._taken(submission.name, before, lost):
+            if job := self._taken(submission, before, lost):
                 return job
             if not again:
                 raise lost
@@ -93,27 +93,28 @@ class CommandLine:
     def _sbatch(self, submission: Submission) -> Answer:
         return call(submission.argv())
 
-    def _taken(self, name: str, before: set[str], lost: Unanswered) -> str:
-        """The job of this name that is new, "" when there is none.
+    def _taken(self, submission: Submission, before: set[str], lost: Unanswered) -> str:
+        """The job like this one that is new, "" when there is none.
 
         Raises Unanswered when there are several: the controller may have got to an earlier one only now.
         """
         try:
-            taken = self.named(name) - before
+            taken = self.named(submission.name, submission.folder) - before
         except SlurmError:
             raise lost from None
         if len(taken) > 1:
             raise Unanswered(
-                f"somebody else submits {name} at the same time ({', '.join(sorted(taken))}): "
+                f"somebody else submits {submission.name} at the same time ({', '.join(sorted(taken))}): "
                 f"cancel what is not wanted and try again"
             )
         return taken.pop() if taken else ""
 
-    def named(self, name: str) -> set[str]:
-        answer = ask(("squeue", "--noheader", f"--user={_user()}", f"--name={name}", "--format=%F"))
+    def named(self, name: str, folder: str) -> set[str]:
+        answer = ask(("squeue", "--noheader", f"--user={_user()}", f"--name={name}", "--format=%F %Z"))
         if not answer.ok:
             raise answer.failure(f"cannot look for jobs named {name}")
-        return set(answer.out.split())
+        lines = (line.partition(" ") for line in answer.out.splitlines())
+        return {job for job, _, where in lines if where.strip() == folder}
 
     # --- query -----------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Cancel(Wish, frozen=True):
 
 class Named(Wish, frozen=True):
     name: str
+    folder: str
 
 
 class Topology(Wish, frozen=True):
@@ -128,8 +129,8 @@ class Remote:
     def cancel(self, job: str, *, signal: str | None = None) -> None:
         self._ask(Cancel(job, signal), type(None))
 
-    def named(self, name: str) -> set[str]:
-        return self._ask(Named(name), set[str])
+    def named(self, name: str, folder: str) -> set[str]:
+        return self._ask(Named(name, folder), set[str])
 
     def topology(self) -> dict[str, str]:
         return self._ask(Topology(), dict[str, str])
@@ -241,8 +242,8 @@ class Watcher:
                 return self._client.hurry(job)
             case Cancel(job, signal):
                 return self._client.cancel(job, signal=signal)
-            case Named(name):
-                return self._client.named(name)
+            case Named(name, folder):
+                return self._client.named(name, folder)
             case Topology():
                 return self._client.topology()
             case _:

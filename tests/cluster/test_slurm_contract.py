@@ -120,10 +120,12 @@ def test_a_running_job_tells_when_it_ends(work: Work) -> None:
 
 def test_jobs_are_found_by_their_name_until_they_end(work: Work) -> None:
     array, other = work.submit(60, name="one"), work.submit(60, name="two")
-    assert work.client.named("one") == {array}
-    assert work.client.named("two") == {other}
+    here = str(work.directory)
+    assert work.client.named("one", here) == {array}
+    assert work.client.named("two", here) == {other}
+    assert work.client.named("two", str(work.directory.parent)) == set()
     work.client.cancel(other)
-    wait_for(lambda: not work.client.named("two"), "a cancelled job has ended")
+    wait_for(lambda: not work.client.named("two", here), "a cancelled job has ended")
 
 
 def test_nodes_hang_on_their_leaf_switches(work: Work, cluster: DevCluster) -> None:

@@ -65,7 +65,7 @@ class Slurm:
         self.asked.append(("hurry", job))
         raise SlurmError("not now")
 
-    def named(self, name: str) -> set[str]:
+    def named(self, name: str, folder: str) -> set[str]:
         return {"7", "8"}
 
     def topology(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ class FakeSlurm:
     def requeue(self, job: str, *, exclude: str | None = None) -> None:
         raise AssertionError("nothing is requeued here")
 
-    def named(self, name: str) -> set[str]:
+    def named(self, name: str, folder: str) -> set[str]:
         return {"7", "8"}
 
     def topology(self) -> dict[str, str]:

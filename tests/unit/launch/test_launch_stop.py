@@ -34,7 +34,7 @@ class FakeSlurm:
         self.asked.append(self.now)
         return [JobRecord(i, "completed" if self.now >= self.ends else "running", "RUNNING") for i in ids]
 
-    def named(self, name: str) -> set[str]:
+    def named(self, name: str, folder: str) -> set[str]:
         return {"7", "8"}
 
     def topology(self) -> dict[str, str]:

@@ -214,10 +214,11 @@ def test_submit_calls_exactly_the_shown_command_line(slurm: FakeSlurm) -> None:
 
 
 def test_a_job_whose_confirmation_was_lost_is_not_submitted_twice(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", "--name=exahpc-d-a", "40\n40\n")
-    slurm.says("squeue", "--name=exahpc-d-a", "40\n41\n41\n")
+    submission = msgspec.structs.replace(SUBMISSION, flags=(*SUBMISSION.flags, "--chdir=/d/my own"))
+    slurm.says("squeue", "--name=exahpc-d-a", "40 /d/my own\n40 /d/my own\n")
+    slurm.says("squeue", "--name=exahpc-d-a", "40 /d/my own\n41 /d/my own\n41 /d/my own\n42 /e\n")
     slurm.says("sbatch", "", code=1, error="sbatch: error: Batch job submission failed: Socket timed out")
-    assert CommandLine().submit(SUBMISSION) == "41"
+    assert CommandLine().submit(submission) == "41"
     assert len(slurm.calls("sbatch")) == 1
 
 
@@ -284,7 +285,7 @@ def test_a_lost_confirmation_is_not_taken_for_that_of_another_task_of_the_pool(
         return Answer(argv, 0, job, "")
 
     monkeypatch.setattr(cli, "call", call)
-    monkeypatch.setattr(CommandLine, "named", lambda self, name: set(jobs))
+    monkeypatch.setattr(CommandLine, "named", lambda self, name, folder: set(jobs))
     monkeypatch.setattr(cli.time, "sleep", lambda seconds: None)
     mine = client.submit(SUBMISSION)
     other.join()

@@ -51,7 +51,7 @@ class Slurm:
         self.asked.append(("cancel", job, signal))
         raise SlurmError("socket timed out")
 
-    def named(self, name: str) -> set[str]:
+    def named(self, name: str, folder: str) -> set[str]:
         return {"7", "8"}
 
     def topology(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_every_call_comes_through_and_back_and_leaves_no_file(tmp_path: Path, sl
     assert remote.jobs([]) == []
     assert remote.hurry("7_0") is True
     assert remote.topology() == {"n1": "leaf1"}
-    assert remote.named("exahpc-x-a") == {"7", "8"}
+    assert remote.named("exahpc-x-a", "/f") == {"7", "8"}
     with pytest.raises(RequeueDisabled, match="presently disabled"):
         remote.requeue("7_0", exclude="n1,n2")
     with pytest.raises(SlurmError, match="socket timed out"):
