@@ -10,22 +10,20 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, assert_never
 
 import zmq
 
-from exahpc.batch.space import BY_ITSELF, NO_ROOM, refusal
 from exahpc.broker import status
 from exahpc.broker.clock import Clock
 from exahpc.broker.entries import Entries
 from exahpc.broker.fleet import Fleet
-from exahpc.broker.journal import Journal, replay
 from exahpc.broker.keeper import Keeper, Local, OnCluster
-from exahpc.broker.memory import Agent, Memory, Started
+from exahpc.broker.memory import Agent, Memory
 from exahpc.broker.policies import Policies
 from exahpc.broker.publisher import Publisher
+from exahpc.broker.seat import Seat
 from exahpc.broker.switcher import Switcher, restored
 from exahpc.broker.telemetry import Telemetry
 from exahpc.broker.values import (
@@ -50,12 +48,11 @@ from exahpc.errors import DeploymentError, ExahpcError
 from exahpc.telemetry.logs import told
 from exahpc.wire import link
 from exahpc.wire import messages as m
-from exahpc.wire.folder import Folder, HeadRecord
+from exahpc.wire.folder import Folder
 
 if TYPE_CHECKING:
     from exahpc.broker.cluster import Cluster  # a local deployment's broker never loads the Slurm room
 
-FULL_SECONDS = 2.0  # between two attempts to begin on a full disk
 HOLD_SECONDS = 5.0  # a restarted broker without any memory hears the fleet first
 DRAIN_SLACK = 10.0  # seconds on top of a drain before agents that did not say good-bye are given up
 
@@ -74,7 +71,7 @@ class Broker:
         self._now = Clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._entries = Entries()
-        self._draining = self._published = False
+        self._draining = False
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -90,17 +87,18 @@ class Broker:
         link.require_descriptors(1024 + 4 * sum(pool.tasks for pool in self._deployment.pool))
         if self._end.done():
             return self._end.result()
-        before = self._folder.head()  # none: a fresh `up`, whatever an earlier life of this folder left behind
-        if not await self._with_room(lambda: self._claim(before)):
+        seat = Seat(self._folder, self._now, self._end)
+        if not await seat.claim():
             return self._end.result()
-        self._take_over(before)
+        self._journal = seat.journal
+        self._take_over(seat)
         context = link.context()
-        self._listen(context, before)
+        self._listen(context, seat)
         from exahpc.broker.batches import Batches  # half of all imports: peers reconnect meanwhile
 
         self._batches = Batches(self._folder.path, self._fleet.epoch, self._policies.account.spent)
         self._spawn(self._tick())
-        self._spawn(self._watch_record())
+        self._spawn(seat.watch(lambda why: self._stop(EXIT_OVER, why)))
         self._spawn(self._keeper.watch())
         try:
             return await self._end
@@ -113,37 +111,10 @@ class Broker:
             self._journal.close()
             context.destroy(linger=0)
 
-    async def _with_room(self, act: Callable[[], None]) -> bool:
-        """Whether it was done; while the disk is full it is tried again, until this broker is told to end: its
-        supervisor gives up on one that crashes again and again."""
-        told = False
-        while not self._end.done():
-            try:
-                act()
-                return True
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                if not told:
-                    _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
-                told = True
-            await asyncio.wait([self._end], timeout=FULL_SECONDS)
-        return False
-
-    def _claim(self, before: HeadRecord | None) -> None:
-        """The next epoch, whose journal begins with what earlier brokers of this deployment have journalled."""
-        epoch, now = self._folder.claim_epoch(), self._now()
-        journals = self._folder.path / "journal"
-        self._memory = replay(journals, now) if before is not None else Memory()
-        started = Started(at=now, epoch=epoch, host=socket.gethostname())
-        self._journal = Journal(journals, epoch, self._memory.records(now), started)
-        self._epoch = epoch
-
-    def _take_over(self, before: HeadRecord | None) -> None:
-        memory, epoch, now = self._memory, self._epoch, self._now()
-        moved = before is None or before.host != socket.gethostname()
+    def _take_over(self, seat: Seat) -> None:
+        memory, epoch, now = seat.memory, seat.epoch, self._now()
         known = memory.carried(), memory.replaced, memory.successors()
-        self._fleet = Fleet(self._deployment, epoch, now, *known, moved=moved)
+        self._fleet = Fleet(self._deployment, epoch, now, *known, moved=seat.moved)
         self._policies = Policies(
             self._deployment, self._fleet, now, restored(self._folder, self._deployment, memory), memory.spent
         )
@@ -162,7 +133,7 @@ class Broker:
             lambda: keeper.leaves,
             now,
         )
-        blind = before is not None and not memory.agents
+        blind = seat.before is not None and not memory.agents
         self._publisher = Publisher(self._fleet, self._entries, self._tell, HOLD_SECONDS if blind else 0.0)
         self._act(self._policies.begin(now, fresh=not memory.agents))
 
@@ -172,9 +143,8 @@ class Broker:
         hands = (self._fleet, self._journal, self._now, self._spawn)
         return OnCluster(self._cluster, self._deployment, memory, *hands)
 
-    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], before: HeadRecord | None) -> None:
+    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], seat: Seat) -> None:
         """Bind, where possible at the address that peers knock at already, and say where we are."""
-        host = socket.gethostname()
         self._server = link.Server(
             context,
             self._folder.fleet_key(),
@@ -182,26 +152,16 @@ class Broker:
             m.ToBroker,
             self._on_message,
             on_garbage=lambda peer, why: _log.warning("a message that is none was dropped: %s", why),
-            port=int(before.address.rpartition(":")[2]) if before and before.host == host else 0,
+            port=seat.port,
         )
-        self._record = HeadRecord(self._fleet.epoch, self._server.address, host, os.getpid())
-        try:
-            self._publish()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            _log.error("%s", refusal(error, self._folder.path, BY_ITSELF))
+        seat.publish(self._server.address)
         _log.info(
             "epoch %d at %s; %d of %d agents were here before",
-            self._record.epoch,
-            self._record.address,
+            seat.epoch,
+            self._server.address,
             self._fleet.expected,
             sum(pool.tasks for pool in self._deployment.pool),
         )
-
-    def _publish(self) -> None:
-        self._folder.publish_head(self._record)
-        self._published = True
 
     def _warned(self) -> None:
         """Walltime or preemption is near. A head that shares a task ends with its agent, which is draining now."""
@@ -388,19 +348,6 @@ class Broker:
                 self._journal.append(spent)
             self._entries.tick(now)
             self._telemetry.tick(now)
-
-    async def _watch_record(self) -> None:
-        """A broker that was cut off (not dead) while Slurm started another learns it from the folder."""
-        while True:
-            await asyncio.sleep(2.0)
-            try:
-                head = await asyncio.to_thread(self._folder.head)
-                if head is not None and head.epoch > self._fleet.epoch:
-                    self._stop(EXIT_OVER, f"the broker of epoch {head.epoch} on {head.host} has taken over")
-                elif not self._published or (head is not None and head.epoch < self._fleet.epoch):
-                    await asyncio.to_thread(self._publish)  # we started together, and it wrote last
-            except OSError as error:  # a full disk, a server that is away: looked at again
-                _log.warning("the record of the head cannot be looked after: %s", error)
 
     # --- status and the end ----------------------------------------------------------------------------------
 
