@@ -169,7 +169,8 @@ def test_a_job_that_nobody_noted_is_found_by_its_name(tmp_path: Path) -> None:
         play = Play(tmp_path)
         play.slurm.records = [JobRecord("11_0", "pending", "PENDING")]
         cluster = Cluster(play.deployment, play.folder, lambda: play.slurm)
-        play.slurm.named = lambda name: {"7", "11"} if name == "exahpc-test-a" else set()  # type: ignore[method-assign]
+        ours = "exahpc-test-a", str(play.folder.path)
+        play.slurm.named = lambda *asked: {"7", "11"} if asked == ours else set()  # type: ignore[method-assign]
         pools, _ = await cluster.query(search=True)
         assert pools == {"a": ["7", "11"]}
         play.journal.close()
