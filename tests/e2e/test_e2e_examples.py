@@ -66,9 +66,11 @@ class Desk:
         self.live = Live(folder / ".exahpc", "laptop", env)
 
     def begin(self, example: str) -> subprocess.Popen[str]:
+        """Ctrl-C reaches it, also where these tests run in the background of a shell, which ignores that."""
         return subprocess.Popen(
             shlex.split(runnable(example, self.path)), cwd=self.path, env=self.live.env, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def run(self, example: str, code: int = 0) -> str:

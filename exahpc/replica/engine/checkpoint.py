@@ -54,8 +54,9 @@ class Checkpoint:
         """Whether any matrix read so far is INT8."""
         return bool(self._int8)
 
-    def give_scales(self, body: nn.Module) -> None:
-        """Let each module with an INT8 matrix have the scales of its rows, the buffer `weight_scale`.
+    def give_scales(self, body: nn.Module, dtype: torch.dtype) -> None:
+        """Let each module with an INT8 matrix have the scales of its rows, the buffer `weight_scale`, and know the
+        model's number format, `model_dtype`.
 
         After AutoTP, which knows nothing of scales. Raises StateError where it copied the matrix.
         """
@@ -69,6 +70,7 @@ class Checkpoint:
                     f"{name}: its INT8 matrix is no view of the checkpoint: which scales belong to it?"
                 )
             module.register_buffer("weight_scale", found, persistent=False)
+            module.model_dtype = dtype
 
     def scales(self, part: torch.Tensor) -> torch.Tensor | None:
         """Scales [rows of `part`], float32, of an INT8 matrix or a view of some of its rows or columns.

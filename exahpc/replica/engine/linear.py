@@ -98,8 +98,10 @@ def _prepared(weight: Weight, work: torch.dtype) -> Weight:
 
 
 def weight_of(module: Any) -> Weight:
-    """The matrix of a linear module; of an INT8 one the scales are its buffer `weight_scale`."""
-    return Weight(module.weight.detach(), module.bias, getattr(module, "weight_scale", None))
+    """The matrix of a linear module; of an INT8 one the scales are its buffer `weight_scale`, and `model_dtype` is
+    the model's number format (see `Checkpoint.give_scales`)."""
+    scale, model = getattr(module, "weight_scale", None), getattr(module, "model_dtype", torch.float32)
+    return Weight(module.weight.detach(), module.bias, scale, model)
 
 
 class Part(NamedTuple):

@@ -73,7 +73,7 @@ class Stage:
         int8 = checkpoint.int8
         body = bodies.split(body, dtype, keep_on_host=on_cpu or int8)  # on processors the parts stay mapped
         if int8:
-            checkpoint.give_scales(body)
+            checkpoint.give_scales(body, dtype)
             body.to(deepspeed.accelerator.get_accelerator().current_device_name())
         self.device = next(body.parameters()).device
         edges = [0, *accumulate(kv_heads_of_rank(shape, ranks, other) for other in range(ranks))]

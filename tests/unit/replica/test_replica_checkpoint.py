@@ -9,6 +9,8 @@ import torch
 
 from exahpc.models.prepared import prepare
 from exahpc.replica.engine.checkpoint import Checkpoint
+from exahpc.replica.engine.linear import weight_of
+from exahpc.replica.engine.native.api import FORMATS, INT8_OF_BFLOAT16
 from tests.unit.models.test_models_produce import HEAD, INT8, LAYER, checkpoint
 
 
@@ -32,6 +34,19 @@ def test_every_part_of_an_int8_matrix_has_the_scales_of_its_rows(int8: Checkpoin
         found = int8.scales(columns)
         assert found is not None
         assert torch.equal(found, scales)
+
+
+def test_an_int8_matrix_knows_its_scales_and_the_models_number_format(int8: Checkpoint) -> None:
+    """Inputs may be rounded to bfloat16 in a bfloat16 model, and never in a float32 one."""
+    formats = {torch.float32: FORMATS[torch.int8], torch.bfloat16: INT8_OF_BFLOAT16}
+    for dtype, wanted in formats.items():
+        module = torch.nn.Linear(53, 37, bias=False)
+        module.weight = torch.nn.Parameter(int8[LAYER], requires_grad=False)
+        int8.give_scales(torch.nn.ModuleList([module]), dtype)
+        found = weight_of(module)
+        assert found.format == wanted
+        assert found.scale is not None
+        assert torch.equal(found.scale, int8.scales(int8[LAYER]))
 
 
 def test_what_is_no_int8_matrix_has_no_scales(int8: Checkpoint) -> None:

@@ -35,7 +35,7 @@ def by(request, monkeypatch):
 
 def _seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The input of a matrix of this format as it is multiplied."""
-    return x.bfloat16().to(x) if api.available() and api.rounds(dtype) else x
+    return x.bfloat16().to(x) if api.available() and api.rounds(api.FORMATS[dtype]) else x
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9])

@@ -21,7 +21,9 @@ from exahpc.replica.engine.native import api, build
 from exahpc.replica.engine.native.api import Linear, Norm, Weight
 
 pytestmark = pytest.mark.skipif(not api.available(), reason="no C++ compiler here")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+INT8_OF_BFLOAT16 = "int8 of a bfloat16 model"
+Format = torch.dtype | str
+FORMATS: list[Format] = [torch.float32, torch.bfloat16, torch.float16, torch.int8, INT8_OF_BFLOAT16]
 ROWS = [0, 1, 2, 3, 5, 8, 33, 48, 49, 101]
 
 
@@ -34,27 +36,29 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _matrix(rows: int, columns: int, dtype: torch.dtype) -> tuple[Weight, torch.Tensor]:
+def _matrix(rows: int, columns: int, dtype: Format) -> tuple[Weight, torch.Tensor]:
     """A random matrix, and what it stands for in float64."""
-    if dtype == torch.int8:
-        data, scale = torch.randint(-127, 128, (rows, columns), dtype=dtype), torch.rand(rows) / 64
-        return Weight(data, None, scale), data.double() * scale.double()[:, None]
+    if dtype in (torch.int8, INT8_OF_BFLOAT16):
+        data, scale = torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 64
+        model = torch.bfloat16 if dtype == INT8_OF_BFLOAT16 else torch.float32
+        return Weight(data, None, scale, model), data.double() * scale.double()[:, None]
+    assert isinstance(dtype, torch.dtype)
     data = torch.randn(rows, columns).to(dtype)
     return Weight(data), data.double()
 
 
-def _seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The input of a matrix of this format as it is multiplied."""
-    return (x.bfloat16() if api.rounds(dtype) else x).double()
+def _seen(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """The input of a matrix as it is multiplied."""
+    return (x.bfloat16() if api.rounds(weight.format) else x).double()
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor, terms: int) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=3e-6 * terms**0.5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("columns", [1, 7, 16, 33, 576, 1024, 1025, 2500])
-def test_products_are_those_of_torch(dtype: torch.dtype, columns: int) -> None:
+def test_products_are_those_of_torch(dtype: Format, columns: int) -> None:
     torch.manual_seed(columns)
     for rows in (1, 3, 8, 21):
         weight, exact = _matrix(rows, columns, dtype)
@@ -62,13 +66,13 @@ def test_products_are_those_of_torch(dtype: torch.dtype, columns: int) -> None:
         plain, biased = Linear([weight]), Linear([weight._replace(bias=bias)])
         for count in ROWS:
             x = torch.randn(count, columns)
-            wanted = _seen(x, dtype) @ exact.T
+            wanted = _seen(x, weight) @ exact.T
             _close(plain(x), wanted, columns)
             _close(biased(x), wanted + bias.double(), columns)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_result_of_a_row_depends_on_that_row_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_the_result_of_a_row_depends_on_that_row_alone(dtype: Format) -> None:
     torch.manual_seed(0)
     for columns in (40, 576, 2500):
         up, gate = (_matrix(37, columns, dtype)[0] for _ in range(2))
@@ -92,7 +96,7 @@ def test_matrices_norm_and_residual_in_one_call() -> None:
     made = [_matrix(rows, 72, torch.bfloat16) for rows in (24, 5, 11)]
     norm, x, residual = torch.rand(72), torch.randn(9, 80)[:, :72], torch.randn(9, 40)
     linear = Linear([weight for weight, _ in made], norm=Norm(norm, 1e-5))
-    normed = _seen(F.rms_norm(x.double(), (72,), norm.double(), 1e-5).float(), torch.bfloat16)
+    normed = _seen(F.rms_norm(x.double(), (72,), norm.double(), 1e-5).float(), made[0][0])
     wanted = normed @ torch.cat([exact for _, exact in made]).T
     _close(linear(x), wanted, 72)
     found = linear(x, residual.clone())
@@ -117,15 +121,15 @@ def test_gated_layers_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_parts_of_matrices_are_read_in_place(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", FORMATS[:3], ids=str)
+def test_parts_of_matrices_are_read_in_place(dtype: Format) -> None:
     weight, exact = _matrix(30, 100, dtype)
     x = torch.randn(4, 40)
-    _close(Linear([Weight(weight.data[8:21, 33:73])])(x), _seen(x, dtype) @ exact[8:21, 33:73].T, 40)
+    _close(Linear([Weight(weight.data[8:21, 33:73])])(x), _seen(x, weight) @ exact[8:21, 33:73].T, 40)
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row_and_column() -> None:
-    for dtype in DTYPES[:3]:
+    for dtype in FORMATS[:3]:
         data = torch.randn(20, 40).to(dtype)
         data[3, 39], data[5, 0] = float("nan"), float("inf")
         x = torch.randn(6, 40).abs() + 0.1
@@ -190,7 +194,7 @@ class _Pages:
 
     @property
     def rounds(self) -> bool:
-        return self.k_cache.dtype == torch.bfloat16 and api.rounds(torch.bfloat16)
+        return self.k_cache.dtype == torch.bfloat16 and api.rounds(api.FORMATS[torch.bfloat16])
 
     def wanted(self, row: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention in float64, and how far from it weights in bfloat16 may lead."""

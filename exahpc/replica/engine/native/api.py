@@ -19,6 +19,7 @@ from exahpc.replica.engine.native import build
 
 log = logging.getLogger(__name__)
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+INT8_OF_BFLOAT16 = 4
 ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
 EVERYTHING = 2**62
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -71,19 +72,25 @@ def available() -> bool:
     return library() is not None
 
 
-def rounds(dtype: torch.dtype) -> bool:
-    """Whether inputs of matrices in `dtype` are rounded to bfloat16: where the processor multiplies such numbers
-    (AVX512-BF16), of bfloat16 and INT8 matrices. Sums are float32 in any case."""
-    return bool(library().rounds(FORMATS[dtype]))
-
-
 class Weight(NamedTuple):
     """A matrix [out, in], float32, bfloat16, float16 or int8, the elements of a row side by side; bias [out] and
-    (of int8 rows) scale [out]."""
+    (of int8 rows) scale [out]; model: number format of the whole model, which an int8 matrix does not tell."""
 
     data: torch.Tensor
     bias: torch.Tensor | None = None
     scale: torch.Tensor | None = None
+    model: torch.dtype = torch.float32
+
+    @property
+    def format(self) -> int:
+        of_bfloat16 = self.data.dtype == torch.int8 and self.model == torch.bfloat16
+        return INT8_OF_BFLOAT16 if of_bfloat16 else FORMATS[self.data.dtype]
+
+
+def rounds(format: int) -> bool:
+    """Whether inputs of matrices in this format are rounded to bfloat16: where the processor multiplies such
+    numbers (AVX512-BF16), those of bfloat16 models. Sums are float32 in any case."""
+    return bool(library().rounds(format))
 
 
 class Norm(NamedTuple):
@@ -116,7 +123,7 @@ class Keeper:
             raise ValueError(f"bias and scale do not belong to weights [{rows}, {columns}] of {data.dtype}")
         self._kept.append(data)
         scale, bias = self._floats(weight.scale), self._floats(weight.bias)
-        return CMatrix(data.data_ptr(), scale, bias, rows, columns, data.stride(0), FORMATS[data.dtype])
+        return CMatrix(data.data_ptr(), scale, bias, rows, columns, data.stride(0), weight.format)
 
     def norm(self, norm: Norm | None) -> CNorm:
         return CNorm(self._floats(norm.weight), norm.epsilon) if norm else CNorm()

@@ -24,7 +24,7 @@ def cache_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def in_pairs(cache: torch.dtype) -> bool:
     """Whether a cache in this format is multiplied in pairs of bfloat16 numbers, as fast as matrices are."""
-    return cache == torch.bfloat16 and api.rounds(cache)
+    return cache == torch.bfloat16 and api.rounds(api.FORMATS[cache])
 
 
 def native_attention(

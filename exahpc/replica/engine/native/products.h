@@ -9,7 +9,7 @@ constexpr long DEPTH = 1024;   // columns of one pass: a strip and WIDE input ro
 constexpr long MANY = 12;      // input rows from which on it pays to unpack weights
 constexpr long ROWS = 96;      // input rows of one pass: stay in L2 while all weights pass
 
-enum Format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+enum Format { FLOAT32, BFLOAT16, FLOAT16, INT8, INT8_OF_BFLOAT16 };  // the last: of a bfloat16 model
 enum Activation { NONE, SILU, GELU_TANH, GELU, RELU };
 
 struct Matrix {  // [rows, columns], row-major, stride in elements; scale (of a row) and bias may be null
@@ -26,7 +26,7 @@ struct Norm {  // root mean square: x * weight / sqrt(mean(x^2) + epsilon); no n
 // Whether inputs are rounded to bfloat16 before they meet weights of this format.
 extern "C" int64_t rounds(int64_t format) {
 #if defined(DOTS)
-    return format == BFLOAT16 || format == INT8;
+    return format == BFLOAT16 || format == INT8_OF_BFLOAT16;
 #else
     return 0;
 #endif
@@ -210,7 +210,7 @@ template <class W> static void strip(const Matrix& a, long at, long n, const flo
 }
 
 #if defined(DOTS)
-// ---- bfloat16 and INT8 weights where pairs are multiplied: the input is rounded to bfloat16, sums are float32 ----
+// ---- weights of bfloat16 models where pairs are multiplied: the input is rounded to bfloat16, sums are float32 ----
 constexpr int DOT_WIDE = 3;  // 8 x 3 sums, three inputs and a row of weights in 28 of 32 registers
 
 // What is fetched `ahead` of use, rows [from, to) of it. far: into L2 only, see `Rows::prefetch`.
@@ -365,12 +365,13 @@ static void any_strip(const Matrix& a, long at, long n, const float* x, long ldx
         case FLOAT32: strip<Float32>(a, at, n, x, ldx, m, out); break;
 #if defined(DOTS)
         case BFLOAT16: dot_strips<BFloat16>(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
-        case INT8: dot_strips<Int8>(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
+        case INT8_OF_BFLOAT16: dot_strips<Int8>(a, at, n, (const uint16_t*)x, 2 * ldx, m, out); break;
 #else
         case BFLOAT16: strip<BFloat16>(a, at, n, x, ldx, m, out); break;
-        case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
+        case INT8_OF_BFLOAT16: strip<Int8>(a, at, n, x, ldx, m, out); break;
 #endif
         case FLOAT16: strip<Float16>(a, at, n, x, ldx, m, out); break;
+        case INT8: strip<Int8>(a, at, n, x, ldx, m, out); break;
     }
     for (long r = 0; r < n; r++) {
         float scale = a.scale ? a.scale[at + r] : 1.f, bias = a.bias ? a.bias[at + r] : 0.f;
