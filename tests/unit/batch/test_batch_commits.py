@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from exahpc.batch.commits import AnyEvent, Closed, Commit, CommitWriter, read
 from exahpc.errors import BatchError
+from tests.disks import ROOM, Disk
 
 
 def commit(row: int) -> Commit:
@@ -78,36 +77,15 @@ def test_a_journal_cut_anywhere_counts_up_to_its_last_whole_event(tmp_path: Path
     assert sizes[-1] > 20
 
 
-class Full:
-    """A disk with room for `left` more bytes. syncs: it takes all, and tells that it is full at the sync."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left, self.syncs = 1 << 60, False
-        self._pwrite = os.pwrite
-        monkeypatch.setattr(os, "pwrite", self.pwrite)
-        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> int:
-        size = min(self.left, len(memoryview(data)))
-        if not size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.left -= size
-        return self._pwrite(fd, memoryview(data)[:size], offset)
-
-    def fdatasync(self, fd: int) -> None:
-        if self.syncs:
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-
 def test_events_that_a_full_disk_cut_anywhere_are_written_once_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, writer = Full(monkeypatch), opened(tmp_path)[0]
+    disk, writer = Disk(monkeypatch), opened(tmp_path)[0]
     due, row = list[AnyEvent](), 0
     for room in [*range(90), -1]:
         due += [commit(row), commit(row + 1)]
         row += 2
-        disk.left, disk.syncs = room if room >= 0 else 1 << 60, room < 0
+        disk.left, disk.syncs = room if room >= 0 else ROOM, room < 0
         before = writer.end
         try:
             writer.append(due)
@@ -117,7 +95,7 @@ def test_events_that_a_full_disk_cut_anywhere_are_written_once_when_there_is_roo
             assert seen == [commit(at) for at in range(len(seen))], "a reader sees a beginning of it"
         else:
             due = []
-    disk.left, disk.syncs = 1 << 60, False
+    disk.left, disk.syncs = ROOM, False
     writer.append(due)
     assert counted(tmp_path) == [commit(at) for at in range(row)]
     assert opened(tmp_path)[1][-1] == commit(row - 1)
@@ -129,13 +107,13 @@ def test_a_broker_that_found_no_room_to_open_a_batch_leaves_no_trace_and_may_try
 ) -> None:
     first, _ = opened(tmp_path)
     first.append([commit(0)])
-    disk = Full(monkeypatch)
-    disk.left, disk.syncs = room if room >= 0 else 1 << 60, room < 0
+    disk = Disk(monkeypatch)
+    disk.left, disk.syncs = room if room >= 0 else ROOM, room < 0
     for _ in range(3):
         with pytest.raises(OSError, match=r"No space|quota"):
             opened(tmp_path, 2)
     assert os.listdir(tmp_path) == ["000001"]
-    disk.left, disk.syncs = 1 << 60, False
+    disk.left, disk.syncs = ROOM, False
     first.append([commit(1)])
     assert opened(tmp_path, 2)[0].number == 2
     assert counted(tmp_path) == [commit(0), commit(1)]

@@ -29,6 +29,7 @@ from exahpc.batch.station import Station
 from exahpc.cli.batch import batch
 from exahpc.errors import BatchError
 from exahpc.wire.messages import LeaseGrant
+from tests.disks import ROOM, Disk
 from tests.unit.batch.batches import answer, begin, commit, error, line
 
 ROWS = 40
@@ -47,22 +48,6 @@ def rolled(parts: Parts, plan: BatchPlan) -> list[Path]:
     return sorted(parts.segments.glob("*.h5"))
 
 
-class Disk:
-    """Has room for `left` more bytes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left = 1 << 60
-        self._pwrite = os.pwrite
-        monkeypatch.setattr(os, "pwrite", self.pwrite)
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> int:
-        size = min(self.left, len(memoryview(data)))
-        if not size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.left -= size
-        return self._pwrite(fd, memoryview(data)[:size], offset)
-
-
 @pytest.mark.parametrize("room", [0, 100, 3000, 10_000, 14_000])
 def test_a_full_disk_stops_the_roller_with_path_and_remedy_and_it_goes_on_later(
     made: tuple[Parts, BatchPlan], monkeypatch: pytest.MonkeyPatch, room: int
@@ -74,7 +59,7 @@ def test_a_full_disk_stops_the_roller_with_path_and_remedy_and_it_goes_on_later(
     with pytest.raises(NoRoomError, match=r"no room to write .*segments.*make room"):
         roller.roll(everything=True)
     assert list(parts.segments.glob(".*")) == [], "nothing half-made stays"
-    disk.left = 1 << 60
+    disk.left = ROOM
     roller.roll(everything=True)
     with Gathered(parts, plan) as gathered:
         assert gathered.missing == 0
@@ -93,7 +78,7 @@ def test_a_full_disk_leaves_no_results_file_and_no_descriptor_and_the_next_attem
         write_results(tmp_path / "o.h5", parts, plan)
     assert sorted(os.listdir(tmp_path)) == before
     assert len(os.listdir("/proc/self/fd")) == there
-    disk.left = 1 << 60
+    disk.left = ROOM
     assert write_results(tmp_path / "o.h5", parts, plan).ok == ROWS
 
 
@@ -137,7 +122,7 @@ def test_an_agent_keeps_its_answers_while_the_disk_is_full_and_leaves_no_heap_of
     assert str(parts.path) in told
     assert "make room" in told
     assert "goes on by itself" in told
-    disk.left = 1 << 60
+    disk.left = ROOM
     (message,) = asyncio.run(worker.sync())
     assert message.rows == [(0, 3)]
 

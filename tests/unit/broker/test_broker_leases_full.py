@@ -53,6 +53,16 @@ def status_of(world: World, prepared: Prepared) -> BatchStatus:
     return next(one for one in world.batches.status() if one.batch == prepared.plan.batch)
 
 
+def filled_up(world: World, where: Path, full: Full) -> Prepared:
+    """A batch of ROWS on one agent, whose broker finds no more room once some rows have counted."""
+    prepared = prepare(write_input(where / "in.jsonl", ROWS), where / "out.h5")
+    world.ask(prepared.question)
+    world.start_agent("a/0")
+    world.run_until(prepared.plan.batch, 10)
+    full.on = True
+    return prepared
+
+
 def until_held(world: World, prepared: Prepared) -> BatchStatus:
     def held() -> bool:
         world.step()
@@ -69,11 +79,7 @@ def until_held(world: World, prepared: Prepared) -> BatchStatus:
 def test_a_running_batch_is_held_without_new_leases_and_goes_on_when_there_is_room(
     world: World, tmp_path: Path, full: Full
 ) -> None:
-    prepared = prepare(write_input(tmp_path / "in.jsonl", ROWS), tmp_path / "out.h5")
-    world.ask(prepared.question)
-    world.start_agent("a/0")
-    world.run_until(prepared.plan.batch, 10)
-    full.on = True
+    prepared = filled_up(world, tmp_path, full)
     assert until_held(world, prepared).state == "running"
     for _ in range(20):
         world.step()
@@ -93,11 +99,7 @@ def test_a_running_batch_is_held_without_new_leases_and_goes_on_when_there_is_ro
 def test_what_a_broker_on_a_full_disk_did_not_write_is_found_by_the_next_one(
     world: World, tmp_path: Path, full: Full
 ) -> None:
-    prepared = prepare(write_input(tmp_path / "in.jsonl", ROWS), tmp_path / "out.h5")
-    world.ask(prepared.question)
-    world.start_agent("a/0")
-    world.run_until(prepared.plan.batch, 10)
-    full.on = True
+    prepared = filled_up(world, tmp_path, full)
     until_held(world, prepared)
     world.batches.close()
     world.start_broker()

@@ -47,6 +47,15 @@ class Play(Stage):
                 case Retired(key, old):
                     self.rebuilder.successors.retired(key, old)
 
+    def refuses(self, error: SlurmError) -> None:
+        """What Slurm says to every submission from now on."""
+
+        def submit(submission: object) -> str:
+            self.slurm.asked.append(("submit", submission))
+            raise error
+
+        self.slurm.submit = submit  # type: ignore[method-assign]
+
     async def on(self, seconds: float) -> None:
         for _ in range(int(seconds)):
             for peer in (b"0.1", b"1.1", b"0.2"):
@@ -95,12 +104,7 @@ def test_after_the_hand_over_the_journal_names_the_new_job_and_what_was_learned(
 def test_a_refused_successor_is_journalled_as_none(tmp_path: Path) -> None:
     async def story() -> None:
         play = Play(tmp_path)
-
-        def refuse(submission: object) -> str:
-            play.slurm.asked.append(("submit", submission))
-            raise SlurmError("no such partition")
-
-        play.slurm.submit = refuse  # type: ignore[method-assign]
+        play.refuses(SlurmError("no such partition"))
         await play.submitted()
         assert play.memory().heirs == {}
         assert JobBook.load(play.folder.path).pools == {"a": ["7"]}
@@ -113,12 +117,7 @@ def test_a_successor_that_slurm_took_without_an_answer_is_found_and_noted_for_do
 ) -> None:
     async def story() -> None:
         play = Play(tmp_path)
-
-        def hang(submission: object) -> str:
-            play.slurm.asked.append(("submit", submission))
-            raise Unanswered("sbatch did not answer")
-
-        play.slurm.submit = hang  # type: ignore[method-assign]
+        play.refuses(Unanswered("sbatch did not answer"))
         await play.submitted()
         play.slurm.records.append(JobRecord("8_0", "pending", "PENDING"))
         await play.on(120)
