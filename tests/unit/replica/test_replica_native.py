@@ -224,11 +224,11 @@ def test_attention_is_that_of_torch_however_blocks_lie(dtype: torch.dtype, windo
             assert ((found - want).abs() <= bound + 2e-5 + 2e-5 * want.abs()).all()
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, 5, 75])
 def test_attention_of_a_token_does_not_depend_on_the_batch_or_the_chunk(window: int | None) -> None:
     torch.manual_seed(5)
     for dtype in (torch.float32, torch.bfloat16):
-        lengths = [40, 90, 70]
+        lengths = [40, 290, 170]
         torch.manual_seed(6)
         whole = _Pages(lengths, lengths, dtype).attend([0, 1, 2], window)
         torch.manual_seed(6)
