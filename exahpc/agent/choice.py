@@ -16,7 +16,7 @@ from exahpc.wire.messages import Admit, Frame, Resume, Sampling
 
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
-    from exahpc.agent.prepare import Prompt
+    from exahpc.agent.prepared import Prompt
     from exahpc.agent.service import Timing
 
 _TOGETHER = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exahpc.agent.choice import Choice
-from exahpc.agent.prepare import Prepared, Prompt
+from exahpc.agent.prepared import Prepared, Prompt
 from exahpc.agent.rated import RatedChoice
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.openai.answers import DONE, EventFormat, answer
@@ -94,6 +94,10 @@ class Job:
     @property
     def row(self) -> bool:
         return self.peer is None
+
+    def close(self) -> None:
+        """It has ended and was told: let go of its choices, which hold it. Circles cost a search for garbage."""
+        self.choices = []
 
     def token_ids(self) -> bytes:
         """Of a row: of the first choice of its answer, u32."""

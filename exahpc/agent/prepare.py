@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from exahpc.agent.prepared import Prepared, Prompt
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.deployment.spec import Deployment
 from exahpc.errors import RequestError
 from exahpc.openai.body import Kind
-from exahpc.openai.request import Request, read_request
+from exahpc.openai.reading import read_request
+from exahpc.openai.request import Request
 from exahpc.wire.messages import ReplicaHello
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """ids: at least one token; new: most tokens to generate after them, 0 where only the prompt is asked about;
-    echo: its text where it is part of the answer."""
-
-    ids: list[int]
-    new: int
-    echo: str = ""
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """A request that can run: `request.best_of` choices of each prompt, in this order."""
-
-    request: Request
-    prompts: list[Prompt]
 
 
 def prepare(

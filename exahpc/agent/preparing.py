@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from exahpc.agent.prepare import Prepared
+from exahpc.agent.prepared import Prepared
 from exahpc.errors import RequestError
 from exahpc.wire.messages import Submit
 

@@ -24,7 +24,7 @@ from exahpc.wire.messages import Frame, Likelihood, Resume, Sampling, Tokens
 
 if TYPE_CHECKING:
     from exahpc.agent.job import Job
-    from exahpc.agent.prepare import Prompt
+    from exahpc.agent.prepared import Prompt
 
 
 class RatedChoice(Choice):

@@ -17,7 +17,8 @@ from exahpc.agent.capacity import Capacity
 from exahpc.agent.choice import Choice
 from exahpc.agent.job import Job
 from exahpc.agent.jobs import Jobs
-from exahpc.agent.prepare import Prepared, prepare
+from exahpc.agent.prepare import prepare
+from exahpc.agent.prepared import Prepared
 from exahpc.agent.rated import hear
 from exahpc.agent.service import VARIED, Meter, Timing
 from exahpc.agent.tokenizer import Tokenizer
@@ -388,12 +389,13 @@ class Relay:
         return []
 
     def _complete(self, job: Job) -> list[Action]:
-        self._forget(job)
         seconds = self._now - job.came
         self.measured.ended(seconds, job.prompt_tokens, job.completion_tokens)
         if job.told:
             log.info("done in %.3f s", seconds, extra=told(request=job.name, tokens=job.completion_tokens))
-        return [outcomes.completed(job)]
+        ended = outcomes.completed(job)
+        self._forget(job)
+        return [ended]
 
     def _lose(self, job: Job, why: str, *, own_exit: bool) -> list[Action]:
         """This attempt ends, another one may succeed: first tell what there is, so that it need not be redone."""
@@ -405,15 +407,17 @@ class Relay:
 
     def _drop(self, job: Job) -> list[Action]:
         """Free everything that a job holds; what waited for it may start."""
-        self._forget(job)
         capacity = self._slots.get(job.slot)
         if capacity is None:
+            self._forget(job)
             return []
         actions: list[Action] = [
             ToReplica(job.slot, Abort(choice.sequence)) for choice in job.choices if capacity.leave(choice)
         ]
+        self._forget(job)
         return [*actions, *self._start_waiting(capacity)]
 
     def _forget(self, job: Job) -> None:
         self._jobs.remove(job)
         self._untold.forget(job.choices)
+        job.close()

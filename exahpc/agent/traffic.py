@@ -18,7 +18,7 @@ from exahpc.agent import relay
 from exahpc.agent.actions import Served
 from exahpc.agent.entries import Entries
 from exahpc.agent.leases import LeaseWorker
-from exahpc.agent.prepare import Prepared
+from exahpc.agent.prepared import Prepared
 from exahpc.agent.preparing import LONG_BODY, Preparing
 from exahpc.agent.relay import Relay
 from exahpc.errors import RequestError

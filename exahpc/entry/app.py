@@ -26,7 +26,8 @@ from exahpc.entry.reader import too_large
 from exahpc.errors import RequestError
 from exahpc.openai.body import printable, shortened
 from exahpc.openai.models import model_object, models_body, version_name, version_of
-from exahpc.openai.peek import Peek, peek
+from exahpc.openai.peek import peek
+from exahpc.openai.peeked import Peek
 from exahpc.telemetry import prometheus
 from exahpc.wire.messages import FleetFigures
 

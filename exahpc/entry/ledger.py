@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from exahpc.entry.fleet import Agent, Replica
 from exahpc.errors import StateError
-from exahpc.openai.peek import Tier
+from exahpc.openai.peeked import Tier
 from exahpc.telemetry.meters import EntryMeter
 from exahpc.telemetry.stories import NO_TRACE, Trace
 from exahpc.wire.messages import Frame, Resume, Submit

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-import msgspec
+from typing import get_args
 
 from exahpc.openai.body import printable
 from exahpc.openai.fields import refuse
+from exahpc.openai.request import Message, Role
 
-Role = Literal["system", "user", "assistant", "tool"]
 _ROLES: dict[object, Role] = {role: role for role in get_args(Role)} | {"developer": "system"}
 _KEPT = ("name", "reasoning_content", "tool_call_id")
 """Further text fields that chat templates know."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message. extra: (name, text) of further fields for the template."""
-
-    role: Role
-    content: str
-    extra: tuple[tuple[str, str], ...] = ()
-
-    def for_template(self) -> dict[str, str]:
-        return {"role": self.role, "content": self.content, **dict(self.extra)}
 
 
 def read_messages(value: object) -> tuple[Message, ...]:

@@ -1,60 +1,27 @@
-"""The few fields that routing needs, read without decoding the rest. The agent validates fully (`request`)."""
+"""The few fields that routing needs, read without decoding the rest. The agent validates fully (`reading`)."""
 
 from __future__ import annotations
-
-from typing import Any, Literal
 
 import msgspec
 
 from exahpc.openai.body import Kind, load
+from exahpc.openai.peeked import Given, Peek, Tier
 
-Tier = Literal["priority", "default", "flex"]
 _TIERS: dict[str, Tier] = {"priority": "priority", "flex": "flex"}
-
-
-class Peek(msgspec.Struct, frozen=True):
-    """What an entry may know of a body.
-
-    model: None when absent or no string; max_tokens: None when absent or senseless (the agent refuses those);
-    n: choices that are made, at least 1 (prompts x n, or x best_of); size: bytes of the body; tier: of service,
-    "default" for all that are not known here; prompt: JSON of what the model is given, as it came.
-    """
-
-    model: str | None
-    stream: bool
-    max_tokens: int | None
-    n: int
-    size: int
-    tier: Tier = "default"
-    prompt: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Fields(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    n: Any = None
-    best_of: Any = None
-    service_tier: Any = None
-    prompt: msgspec.Raw = msgspec.Raw(b"null")
-    messages: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_decode = msgspec.json.Decoder(_Fields).decode
+_decode = msgspec.json.Decoder(Given).decode
 
 
 def peek(body: bytes, kind: Kind) -> Peek:
     """Read the routing fields of `body`. Raises RequestError (400) when it is no JSON object.
 
-    Fields of a wrong type count as absent: the agent validates fully and names what is wrong.
+    Given of a wrong type count as absent: the agent validates fully and names what is wrong.
     """
     try:
         found = _decode(body)
         prompts = _prompts(found.prompt) if kind == "completion" else 1
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         whole = load(body)
-        found = msgspec.convert({name: whole.get(name) for name in _NAMES}, _Fields)
+        found = msgspec.convert({name: whole.get(name) for name in _NAMES}, Given)
         prompts = _count(whole.get("prompt")) if kind == "completion" else 1
     longest = _positive(found.max_tokens)
     if kind == "chat":
@@ -70,7 +37,7 @@ def peek(body: bytes, kind: Kind) -> Peek:
     )
 
 
-_NAMES = [name for name in _Fields.__struct_fields__ if name not in ("prompt", "messages")]
+_NAMES = [name for name in Given.__struct_fields__ if name not in ("prompt", "messages")]
 
 
 def _prompts(raw: msgspec.Raw) -> int:

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from exahpc.errors import DeploymentError, RequestError
 from exahpc.openai.body import shortened
-from exahpc.openai.messages import Message
+from exahpc.openai.request import Message
 
 
 class _Generation(jinja2.ext.Extension):

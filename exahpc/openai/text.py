@@ -54,27 +54,32 @@ class BytesDecoder:
     table: the bytes of every token; empty for special and unknown ones.
     """
 
-    __slots__ = ("_decode", "_state", "_table", "settled")
+    __slots__ = ("_decoder", "_table", "settled")
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
         self._table = table
-        decoder = _utf8("replace")
-        self._decode, self._state = decoder.decode, decoder.getstate
+        self._decoder: codecs.IncrementalDecoder | None = None  # as long as all text is ASCII
         self.settled = True
 
     def push(self, ids: Sequence[int]) -> str:
         piece = self._table[ids[0]] if len(ids) == 1 else b"".join(map(self._table.__getitem__, ids))
         if self.settled and piece.isascii():  # most are: a tenth of the time
             return piece.decode("ascii")
-        text = self._decode(piece)
-        self.settled = not self._state()[0]
+        if self._decoder is None:
+            self._decoder = _utf8("replace")
+        text = self._decoder.decode(piece)
+        self.settled = not self._pending()
         return text
 
+    def _pending(self) -> bytes:
+        """Of a character that is not complete."""
+        return b"" if self._decoder is None else self._decoder.getstate()[0]
+
     def apart(self, token: int) -> int:
-        return int(breaks(self._state()[0], self._table[token]))
+        return int(breaks(self._pending(), self._table[token]))
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        return "" if self._decoder is None else self._decoder.decode(b"", True)
 
 
 class WindowDecoder:

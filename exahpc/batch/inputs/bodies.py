@@ -1,7 +1,7 @@
 """Typed request bodies: what most rows are, checked while they are decoded. Pure.
 
-Each type accepts a part of what `openai.request` accepts, and nothing else: a body that fits can be run, one that
-does not is read again by `openai.request`, which knows everything and tells what is wrong. So a row of a usual
+Each type accepts a part of what `openai.reading` accepts, and nothing else: a body that fits can be run, one that
+does not is read again by `openai.reading`, which knows everything and tells what is wrong. So a row of a usual
 form costs one or two microseconds, any other some tens.
 """
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from exahpc.batch.plan import KINDS
 from exahpc.openai.body import Kind
-from exahpc.openai.request import STOP_LENGTH, STOPS
+from exahpc.openai.reading import STOP_LENGTH, STOPS
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]

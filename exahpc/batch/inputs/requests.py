@@ -15,7 +15,8 @@ from exahpc.batch.lines import LONGEST_LINE, Flaw, Row
 from exahpc.batch.plan import KINDS
 from exahpc.errors import RequestError
 from exahpc.openai.body import Kind, load, printable
-from exahpc.openai.request import Request, read_request
+from exahpc.openai.reading import read_request
+from exahpc.openai.request import Request
 
 URLS: dict[str, Kind] = {url: kind for kind, url in URLS_OF.items()}
 _ANY_MODEL = "any"

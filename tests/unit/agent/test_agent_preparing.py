@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from exahpc.agent.prepare import Prepared
+from exahpc.agent.prepared import Prepared
 from exahpc.agent.preparing import Preparing
 from exahpc.errors import RequestError
 from exahpc.wire.messages import Busy, Failed, ReplicaHello, Submit

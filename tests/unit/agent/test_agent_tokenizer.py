@@ -10,7 +10,7 @@ import pytest
 
 from exahpc.agent.tokenizer import Tokenizer
 from exahpc.errors import DeploymentError
-from exahpc.openai.messages import Message
+from exahpc.openai.request import Message
 from tests.tiny import make_tokenizer
 
 BEGIN, END = 256, 257

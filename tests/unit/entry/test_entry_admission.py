@@ -14,7 +14,7 @@ from exahpc.entry.admission import ALONE, Admission
 from exahpc.entry.ledger import Record
 from exahpc.entry.pace import LEAST, MOST, Pace
 from exahpc.errors import RequestError
-from exahpc.openai.peek import Tier
+from exahpc.openai.peeked import Tier
 
 NUMBERS = count()
 

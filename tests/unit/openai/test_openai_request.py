@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from exahpc.errors import RequestError
 from exahpc.openai.body import Kind
-from exahpc.openai.request import Request, read_request
+from exahpc.openai.reading import read_request
+from exahpc.openai.request import Request
 from exahpc.openai.unsupported import KNOWN
 from exahpc.wire.messages import Sampling
 

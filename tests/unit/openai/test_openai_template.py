@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from exahpc.errors import DeploymentError, RequestError
-from exahpc.openai.messages import Message
+from exahpc.openai.request import Message
 from exahpc.openai.template import ChatTemplate, fold_system
 
 ALTERNATING = (
