@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 from exahpc.agent.launch import flavour, mpirun_argv
 from exahpc.deployment.spec import Launcher
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import Admit, Adopt, ReplicaBeat, ReplicaHello, ReplicaToAgent, StopReplica, Tokens
+from tests.dialled import Dialled
 
 READY_SECONDS = 300
 SILENT_SECONDS = 120
@@ -46,9 +46,11 @@ class Replica:
 
     def __init__(self, socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process, self._log = process, log
-        self._link = zmq.Context.instance().socket(zmq.DEALER)
-        self._link.linger = 0
-        self._link.connect(f"ipc://{socket}")
+        while not socket.exists():
+            if process.poll() is not None:
+                raise SystemExit(f"the replica ended; its log:\n{log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        self._link = Dialled(socket)
         self._decode = msgspec.msgpack.Decoder(ReplicaToAgent).decode
         self._next = 0
         self._send(Adopt("bench"))
@@ -90,7 +92,7 @@ class Replica:
         self._process.wait(60)
 
     def _send(self, message: Any) -> None:
-        self._link.send(msgspec.msgpack.encode(message))
+        self._link.send(message)
 
     def _until(self, kind: type[Any], seconds: float) -> Any:
         while not isinstance(message := self._receive(seconds), kind):
@@ -99,8 +101,8 @@ class Replica:
 
     def _receive(self, seconds: float) -> Any:
         for _ in range(int(seconds * 2)):
-            if self._link.poll(500):
-                return self._decode(self._link.recv())
+            if self._link.poll(0.5):
+                return self._decode(self._link.receive())
             if self._process.poll() is not None:
                 break
         raise SystemExit(f"the replica said nothing; its log:\n{self._log.read_text()[-3000:]}")

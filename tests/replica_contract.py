@@ -6,12 +6,10 @@ pool "a", slot 3, incarnation 2: 4 sequences, 2,400 tokens of KV cache, a contex
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import zmq
 
 from exahpc.wire.messages import (
     Abort,
@@ -25,6 +23,7 @@ from exahpc.wire.messages import (
     StopReplica,
     Tokens,
 )
+from tests.dialled import Dialled
 
 CONTEXT = 1200
 
@@ -43,22 +42,18 @@ class Peer:
     """The agent's end of the socket."""
 
     def __init__(self, step: Step) -> None:
-        self._sock = zmq.Context.instance().socket(zmq.DEALER)
-        self._sock.identity = os.urandom(8)
-        self._sock.linger = 0
-        self._sock.connect(f"ipc://{step.socket}")
+        self._link = Dialled(step.socket, 300)
         self._decode = msgspec.msgpack.Decoder(ReplicaToAgent).decode
 
     def send(self, *messages: Message) -> None:
-        for message in messages:
-            self._sock.send(msgspec.msgpack.encode(message))
+        self._link.send(*messages)
 
     def send_raw(self, data: bytes) -> None:
-        self._sock.send(data)
+        self._link.channel.send(data)
 
     def receive(self, seconds: float = 300) -> Any:
-        assert self._sock.poll(int(seconds * 1000)), "the replica said nothing"
-        return self._decode(self._sock.recv())
+        assert self._link.poll(seconds), "the replica said nothing"
+        return self._decode(self._link.receive())
 
     def until(self, kind: type[Message]) -> Any:
         while not isinstance(message := self.receive(), kind):
@@ -66,7 +61,7 @@ class Peer:
         return message
 
     def quiet(self, seconds: float) -> bool:
-        return not self._sock.poll(int(seconds * 1000))
+        return not self._link.poll(seconds)
 
     def collect(self, *admits: Admit) -> dict[int, tuple[list[int], str]]:
         """Run these sequences to their ends."""

@@ -37,7 +37,7 @@ from exahpc.agent.events import (
     Tick,
 )
 from exahpc.agent.leaving import EXIT_REQUEUE, KILL_GRACE, STOP_GRACE, Leaving
-from exahpc.agent.slot import Slot
+from exahpc.agent.slot import SILENT_SECONDS, Slot
 from exahpc.deployment.spec import Recovery
 from exahpc.deployment.versions import named
 from exahpc.wire.messages import DrainAgent, ReplicaState, RestartReplica, SwitchVersion, Welcome
@@ -132,6 +132,8 @@ class AgentCore:
     def _lives(
         self, slot: Slot, event: Hello | CanaryEnded | LinkLost | Ended | Moved | Beat, now: float
     ) -> list[Action]:
+        if not isinstance(event, LinkLost):
+            slot.heard = now
         match event:
             case Hello():
                 return self._hello(slot, now)
@@ -267,6 +269,8 @@ class AgentCore:
             return f"no canary answer in time: still {slot.phase} (recovery.ready_seconds, recovery.stall_seconds)"
         if slot.phase != "loading" and slot.unlinked is not None and now - slot.unlinked > LINK_GRACE:
             return f"its socket was lost for {LINK_GRACE:g} s while the step lived on"
+        if slot.phase == "ready" and slot.silent(now):
+            return f"not a word for {SILENT_SECONDS:g} s, though it has nothing else to do"
         if slot.phase == "ready" and slot.stalled(now, self._recovery.stall_seconds):
             return (
                 f"stalled: work in flight but no token for {now - slot.last_token:.1f} s "

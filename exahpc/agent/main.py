@@ -244,7 +244,7 @@ class Agent:
 
     def _watch(self, step: Step) -> None:
         self._replicas[step.record.slot] = Replica(
-            self._ctx, step, self._name, self._step_said, self._traffic.tokens, self._traffic.no_room
+            step, self._name, self._step_said, self._traffic.tokens, self._traffic.no_room
         )
 
     def _step_said(self, event: events.Event) -> None:

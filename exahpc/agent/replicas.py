@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from exahpc.agent.ending import Verdict
 from exahpc.agent.events import Beat, CanaryEnded, Ended, Event, Hello, LinkLost, Moved
 from exahpc.agent.steps import Step
-from exahpc.wire import link
+from exahpc.wire import local
 from exahpc.wire.messages import (
     Admit,
     Admits,
@@ -40,7 +39,6 @@ class Replica:
 
     def __init__(
         self,
-        ctx: zmq.Context[zmq.Socket[bytes]],
         step: Step,
         agent: str,
         emit: Callable[[Event], None],
@@ -56,10 +54,8 @@ class Replica:
         self._admits: list[Admit] = []  # leave at the end of this turn of the loop
         self._loop = asyncio.get_running_loop()
         self._socket = Path(step.record.socket)
-        self._client = link.Client(
-            ctx,
-            None,
-            self._locate,
+        self._client = local.Client(
+            self._socket,
             ReplicaToAgent,
             self._heard,
             on_up=self._greet,
@@ -67,9 +63,6 @@ class Replica:
             longest_wait=_LONGEST_WAIT,
         )
         step.watch(self._ended)
-
-    def _locate(self) -> str | None:
-        return f"ipc://{self._socket}" if self._socket.exists() else None
 
     def _greet(self) -> None:
         """Each connection begins with nothing running: what an older one started is dropped by the replica."""

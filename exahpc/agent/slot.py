@@ -40,6 +40,8 @@ TRANSITIONS: dict[tuple[ReplicaPhase, Step], ReplicaPhase] = {
 
 _STORY = 12  # transitions remembered for the message of a StateError
 _SAMPLE_SECONDS = 1.0
+SILENT_SECONDS = 8.0
+"""An idle replica that said nothing for so long is dead or stopped: it beats every second."""
 
 
 @dataclass
@@ -65,6 +67,8 @@ class Slot:
     restarts: int = 0
     story: str = ""
     busy: bool = False
+    heard: float = 0.0
+    """When the step last said anything."""
     last_token: float = 0.0
     last_move: float = 0.0
     tokens: int = 0
@@ -123,6 +127,7 @@ class Slot:
         """Move all clocks of the step on: for so long nobody listened to it."""
         self.last_token += seconds
         self.last_move += seconds
+        self.heard += seconds
         if self.unlinked is not None:
             self.unlinked += seconds
         if self.deadline is not None:
@@ -134,6 +139,10 @@ class Slot:
         if not self.busy:
             return False
         return now - self.last_move > stall_seconds or now - self.last_token > 10 * stall_seconds
+
+    def silent(self, now: float) -> bool:
+        """It has nothing to do, and does not say so. One that works may be deep in a step: see `stalled`."""
+        return not self.busy and self.unlinked is None and now - self.heard > SILENT_SECONDS
 
     def reset(self) -> None:
         """Forget what belonged to the last step."""

@@ -1,4 +1,4 @@
-"""What an entry knows of a body; `peek` finds it. They are apart since mypyc does not compile msgspec's classes."""
+"""What an entry knows of a body; `peek` finds it. It is apart since mypyc does not compile msgspec's classes."""
 
 from __future__ import annotations
 

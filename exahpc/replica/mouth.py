@@ -7,86 +7,104 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import select
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
-from exahpc.wire.messages import Admit, Admits, Adopt, AgentToReplica, Message
+from exahpc.wire import local
+from exahpc.wire.messages import Admits, Adopt, AgentToReplica, Message
 
 log = logging.getLogger(__name__)
 
 
 class Mouth:
-    """The ROUTER at `path`. Bound early, so that an agent can connect while the model loads."""
+    """Listens at `path`. Bound early, so that an agent can connect while the model loads."""
 
-    def __init__(self, path: Path, ctx: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
-        """ctx: shared with other sockets of this process, and closed by its owner."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._own = ctx is None
-        self._ctx = ctx or zmq.Context()
-        self._sock = self._ctx.socket(zmq.ROUTER)
-        self._sock.linger = 500
-        self._sock.router_mandatory = True
-        self._sock.set(zmq.SNDHWM, 100_000)
-        self._sock.set(zmq.RCVHWM, 100_000)
-        before = os.umask(0o077)
-        try:
-            self._sock.bind(f"ipc://{path}")
-        finally:
-            os.umask(before)
+        self._listener = local.listening(path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
         self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
         self._encode = msgspec.msgpack.Encoder().encode
-        self.agent: bytes | None = None
-        self._admits: deque[Admit] = deque()  # came together, and are received one by one
+        self._channels: list[local.Channel] = []  # in the order in which they came: the last Adopt counts
+        self._agent: local.Channel | None = None
+        self._heard: deque[Message] = deque()
 
     @property
     def descriptor(self) -> int:
-        """Readable when there may be something to `receive`, once for any number of messages (see zmq.FD)."""
-        return int(self._sock.get(zmq.FD))
+        """Readable as long as there may be something to `receive`."""
+        return self._epoll.fileno()
 
     def poll(self, seconds: float) -> bool:
-        return bool(self._sock.poll(int(seconds * 1000) if seconds > 0 else 0))
+        """Wait for something to `receive`, so long at most."""
+        return bool(self._heard) or bool(self._epoll.poll(max(0.0, seconds), 1))
 
     def receive(self) -> Any | None:
         """The agent's next message, or None. Strangers and broken messages are passed over."""
-        while True:
-            if self._admits:
-                return self._admits.popleft()
-            try:
-                frames = self._sock.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            try:
-                message = self._decode(frames[-1])
-            except msgspec.MsgspecError as error:
-                log.warning("message dropped: %s", error)
-                continue
-            if isinstance(message, Adopt):
-                self.agent = frames[0]
-            if frames[0] != self.agent:
-                continue
-            if not isinstance(message, Admits):
-                return message
-            self._admits += message.admits
+        if not self._heard and self._epoll.poll(0):
+            self._listen()
+        return self._heard.popleft() if self._heard else None
+
+    def _listen(self) -> None:
+        """Look at everybody."""
+        with contextlib.suppress(OSError):  # nobody more
+            while True:
+                channel = local.Channel(self._listener.accept()[0])
+                self._channels.append(channel)
+                self._epoll.register(channel, select.EPOLLIN)
+        for channel in list(self._channels):
+            for body in channel.receive():
+                self._take(channel, body)
+            if channel.unread:
+                channel.flush()
+                self._await(channel)
+            if channel.closed:
+                self._forget(channel)
+
+    def _take(self, channel: local.Channel, body: bytes) -> None:
+        try:
+            message = self._decode(body)
+        except msgspec.MsgspecError as error:
+            log.warning("message dropped: %s", error)
+            return
+        if isinstance(message, Adopt):
+            self._agent = channel
+        if channel is not self._agent:
+            return
+        if isinstance(message, Admits):
+            self._heard += message.admits  # came together, and are received one by one
+        else:
+            self._heard.append(message)
+
+    def _await(self, channel: local.Channel) -> None:
+        """Also wait until it can be written to, where something is left to write."""
+        self._epoll.modify(channel, select.EPOLLIN | (select.EPOLLOUT if channel.unread else 0))
+
+    def _forget(self, channel: local.Channel) -> None:
+        self._epoll.unregister(channel)
+        self._channels.remove(channel)
+        channel.close()
+        if channel is self._agent:
+            self._agent = None
 
     def send(self, message: Message) -> bool:
         """False when no agent can be reached; it is then forgotten."""
-        if self.agent is None:
+        agent = self._agent
+        if agent is None or not agent.send(self._encode(message)):
+            self._agent = None
             return False
-        try:
-            self._sock.send_multipart([self.agent, self._encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self.agent = None
-            return False
+        if agent.unread:
+            self._await(agent)
         return True
 
     def close(self) -> None:
-        self._sock.close()
-        if self._own:
-            self._ctx.term()
+        for channel in list(self._channels):
+            self._forget(channel)
+        self._epoll.close()
+        self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()

@@ -87,10 +87,9 @@ class _Members:
         return key == self._public
 
 
-def _secure(sock: zmq.Socket[bytes], key: FleetKey | None) -> None:
-    if key is not None:
-        sock.curve_publickey = key.public.encode()
-        sock.curve_secretkey = key.secret.encode()
+def _secure(sock: zmq.Socket[bytes], key: FleetKey) -> None:
+    sock.curve_publickey = key.public.encode()
+    sock.curve_secretkey = key.secret.encode()
     sock.linger = 0
     sock.maxmsgsize = MAX_MESSAGE_BYTES
     sock.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -220,7 +219,6 @@ class Server:
 class Client:
     """A DEALER that keeps itself connected to wherever `locate()` says the server is.
 
-    key: None only for an ipc:// socket in a private directory (see `folder.runtime_directory`).
     locate: address, or None while the server is not known (asked again after a while).
     on_up: called after each authenticated connection, before any message; on_lost: once per lost connection.
     """
@@ -228,7 +226,7 @@ class Client:
     def __init__(
         self,
         ctx: zmq.Context[zmq.Socket[bytes]],
-        key: FleetKey | None,
+        key: FleetKey,
         locate: Callable[[], str | None],
         messages: Any,
         on_message: Callable[[Any], None],
@@ -259,8 +257,7 @@ class Client:
             return
         sock = self._ctx.socket(zmq.DEALER)
         _secure(sock, self._key)
-        if self._key is not None:
-            sock.curve_serverkey = self._key.public.encode()
+        sock.curve_serverkey = self._key.public.encode()
         sock.identity = b"c" + os.urandom(12)  # fresh for every connection
         sock.set(zmq.RECONNECT_IVL, -1)  # reconnecting is ours: a new identity each time
         sock.set(zmq.HANDSHAKE_IVL, 10_000)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-import zmq
-
 from exahpc.lab.emulated.engine import Engine
 from exahpc.replica.mouth import Mouth
 from exahpc.wire.messages import Abort, Admit, Adopt, Message, ReplicaHello, StopReplica
@@ -26,7 +24,6 @@ class EmulatedReplica:
 
     def __init__(
         self,
-        ctx: zmq.Context[zmq.Socket[bytes]],
         path: Path,
         engine: Engine,
         hello: ReplicaHello,
@@ -34,14 +31,13 @@ class EmulatedReplica:
     ) -> None:
         self._engine, self._hello, self._on_stop = engine, hello, on_stop
         self._loop = asyncio.get_running_loop()
-        self._mouth = Mouth(path, ctx)
+        self._mouth = Mouth(path)
         self._descriptor = self._mouth.descriptor
         self._step: asyncio.TimerHandle | None = None
-        self._looking = self._beating = self.closed = False
+        self._beating = self.closed = False
         self._beaten = -math.inf
         self._loop.add_reader(self._descriptor, self._listen)
         self._pulse = self._loop.call_later(BEAT_SECONDS, self._beat_and_again)
-        self._look()
 
     def freeze(self, frozen: bool) -> None:
         """Be fake-alive from now on: beats, but no tokens (or be well again)."""
@@ -50,14 +46,7 @@ class EmulatedReplica:
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """The descriptor tells of new messages only once, and sending may have swallowed that: look again."""
-        if not self._looking and not self.closed:
-            self._looking = True
-            self._loop.call_soon(self._listen)
-
     def _listen(self) -> None:
-        self._looking = False
         while not self.closed and (message := self._mouth.receive()) is not None:
             self._heard(message)
         self._arm()
@@ -83,7 +72,6 @@ class EmulatedReplica:
     def _tell(self, message: Message) -> None:
         if not self._mouth.send(message):
             self._engine.drop_all(monotonic())
-        self._look()
 
     # --- time --------------------------------------------------------------------------------------------------
 

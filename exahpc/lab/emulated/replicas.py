@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 import msgspec
 import uvloop
-import zmq
 
 from exahpc.deployment.grid import kv_tokens
 from exahpc.lab.emulated import program
@@ -22,7 +21,6 @@ from exahpc.lab.emulated.engine import Engine
 from exahpc.lab.emulated.label import LABEL, labelled
 from exahpc.lab.emulated.model import Latency
 from exahpc.lab.emulated.replica import EmulatedReplica
-from exahpc.wire import link
 from exahpc.wire.folder import Folder
 from exahpc.wire.messages import ReplicaHello
 
@@ -68,7 +66,6 @@ class Replicas:
         deployment = labelled(folder)
         self._pool, self._context = deployment.pool_named(pool), deployment.model.context
         self._latency = latency
-        self._ctx: zmq.Context[zmq.Socket[bytes]] = link.context()
         self._replicas: dict[int, tuple[int, EmulatedReplica]] = {}
 
     def obey(self, command: Command) -> None:
@@ -82,7 +79,7 @@ class Replicas:
                     pool.name, slot, incarnation, pool.max_sequences, tokens, self._context, step=LABEL
                 )
                 over = partial(self._over, slot, incarnation, 0)
-                self._replicas[slot] = incarnation, EmulatedReplica(self._ctx, Path(socket), engine, hello, over)
+                self._replicas[slot] = incarnation, EmulatedReplica(Path(socket), engine, hello, over)
             case Kill(slot, incarnation):
                 known = self._replicas.get(slot)
                 if known is not None and known[0] == incarnation:
@@ -100,7 +97,6 @@ class Replicas:
     def close(self) -> None:
         for _, replica in list(self._replicas.values()):
             replica.close()
-        self._ctx.destroy(linger=0)
 
 
 async def serve(folder: Folder, pool: str, latency: Latency) -> None:

@@ -35,7 +35,7 @@ from exahpc.agent.events import (
     Tick,
 )
 from exahpc.agent.leaving import KILL_GRACE, STOP_GRACE
-from exahpc.agent.slot import TRANSITIONS
+from exahpc.agent.slot import SILENT_SECONDS, TRANSITIONS
 from exahpc.deployment.spec import Recovery
 from exahpc.errors import StateError
 from exahpc.wire.messages import DrainAgent, RestartReplica, Welcome
@@ -158,6 +158,7 @@ def test_an_adopted_replica_that_had_been_ready_gets_a_short_time_only() -> None
 def test_work_without_a_token_for_stall_seconds_kills_and_moves_the_work() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
+    core.handle(Beat(0, 1, 0, 0, 10, 1, ()), 999)
     core.handle(Tick(), 1000)  # idle for long: no stall
     assert phase(core) == "ready"
     core.handle(Tick(frozenset({0})), 1001)
@@ -226,6 +227,20 @@ def test_a_lost_socket_waits_for_the_steps_end_then_kills() -> None:
     core.handle(LinkLost(0, 1), 10)
     assert told(core.handle(Tick(), 10 + LINK_GRACE)) == []
     assert [type(a) for a in told(core.handle(Tick(), 10.1 + LINK_GRACE))] == [Lost, Kill]
+
+
+def test_an_idle_replica_that_says_nothing_is_killed_and_one_that_works_is_not() -> None:
+    core = AgentCore([0], RECOVERY)
+    ready(core, 0, 1, 0)
+    core.handle(Beat(0, 1, 0, 0, 10, 1, ()), 5)
+    assert told(core.handle(Tick(), 5 + SILENT_SECONDS)) == []
+    busy = Tick(frozenset({0}))
+    core.handle(busy, 5 + SILENT_SECONDS)
+    assert told(core.handle(busy, 5.1 + SILENT_SECONDS)) == []
+    core.handle(Moved(0, 1, 1), 20)
+    assert told(core.handle(Tick(), 20 + SILENT_SECONDS)) == []
+    assert [type(a) for a in told(core.handle(Tick(), 20.1 + SILENT_SECONDS))] == [Lost, Kill]
+    assert "not a word for 8 s" in core.states(29)[0].story
 
 
 def test_a_link_that_comes_back_means_a_new_canary_and_lost_work() -> None:

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from exahpc.agent.replicas import Replica
 from exahpc.agent.steps import Step
 from exahpc.replica.mouth import Mouth
-from exahpc.wire import link
 from exahpc.wire.messages import Abort, Admit, Message, ReplicaHello
 
 
@@ -27,11 +26,10 @@ async def until(check: Callable[[], bool]) -> None:
 
 def test_sequences_of_one_turn_arrive_in_order_and_before_what_follows(tmp_path: Path) -> None:
     async def run() -> list[Message]:
-        ctx = link.context()
-        mouth = Mouth(tmp_path / "s", cast(Any, ctx))
+        mouth = Mouth(tmp_path / "s")
         record = SimpleNamespace(slot=0, incarnation=1, socket=str(tmp_path / "s"))
         step = cast(Step, SimpleNamespace(record=record, watch=lambda ended: None, release=lambda: None))
-        replica = Replica(ctx, step, "a", lambda event: None, lambda slot, m: None, lambda slot, m: None)
+        replica = Replica(step, "a", lambda event: None, lambda slot, m: None, lambda slot, m: None)
         heard: list[Message] = []
 
         def listen() -> int:
@@ -47,7 +45,6 @@ def test_sequences_of_one_turn_arrive_in_order_and_before_what_follows(tmp_path:
         await until(lambda: listen() == 6)
         replica.release()
         mouth.close()
-        ctx.term()
         return heard[1:]
 
     assert asyncio.run(run()) == [admit(1), admit(2), Abort(1), admit(3), admit(4)]

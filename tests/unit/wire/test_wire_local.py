@@ -1,0 +1,190 @@
+"""Messages over a local socket: whole, in order, and what the ends of a connection show."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exahpc.wire import local
+from exahpc.wire.link import MAX_MESSAGE_BYTES
+from exahpc.wire.local import Channel, Client
+from exahpc.wire.messages import Abort, NoRoom, StopReplica
+
+Heard = Abort | NoRoom | StopReplica
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20), st.lists(st.integers(1, 40), min_size=1, max_size=50))
+def test_messages_come_out_as_they_went_in_however_their_bytes_arrive(words: list[bytes], cuts: list[int]) -> None:
+    raw, end = pair()
+    channel = Channel(end)
+    data = b"".join(struct.pack("<I", len(word)) + word for word in words)
+    heard: list[bytes] = []
+    at = turn = 0
+    while at < len(data):
+        size = cuts[turn % len(cuts)]
+        raw.sendall(data[at : at + size])
+        heard += channel.receive()
+        at, turn = at + size, turn + 1
+    raw.close()
+    assert heard == words
+    assert channel.receive() == []
+    assert channel.closed
+    channel.close()
+
+
+def test_a_length_beyond_all_bounds_ends_the_channel_and_what_came_before_counts() -> None:
+    raw, end = pair()
+    channel = Channel(end)
+    raw.sendall(struct.pack("<I", 2) + b"ok" + struct.pack("<I", MAX_MESSAGE_BYTES + 1))
+    assert channel.receive() == [b"ok"]
+    assert channel.closed
+    channel.close()
+    raw.close()
+
+
+def test_what_came_before_the_other_ends_death_can_be_read_after_a_send_has_failed() -> None:
+    a, b = pair()
+    dying, channel = Channel(a), Channel(b)
+    assert dying.send(b"last word")
+    dying.close()
+    assert not all(channel.send(b"x") for _ in range(3))
+    assert channel.receive() == [b"last word"]
+    assert channel.receive() == []
+    assert channel.closed
+    channel.close()
+
+
+class Stand:
+    """A client in a loop, what it tells, and a listener that it finds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.listener = path, local.listening(path)
+        self.heard: list[Any] = []
+        self.events: list[str] = []
+        self.on_message: Callable[[Any], None] = self.heard.append
+        self.client = Client(
+            path,
+            Heard,
+            lambda message: self.on_message(message),
+            on_up=lambda: self.events.append("up"),
+            on_lost=lambda: self.events.append("lost"),
+            longest_wait=0.05,
+        )
+
+    async def accepted(self) -> Channel:
+        await self.until(lambda: self.events[-1:] == ["up"])
+        return Channel(self.listener.accept()[0])
+
+    @staticmethod
+    async def until(check: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not check():
+                await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self.client.close()
+        self.listener.close()
+
+
+def run(path: Path, scene: Callable[[Stand], Any]) -> Stand:
+    async def go() -> Stand:
+        stand = Stand(path)
+        try:
+            await scene(stand)
+        finally:
+            stand.close()
+        return stand
+
+    return asyncio.run(go())
+
+
+def test_a_lost_connection_is_told_once_and_opened_again(tmp_path: Path) -> None:
+    async def scene(stand: Stand) -> None:
+        first = await stand.accepted()
+        first.send(msgspec.msgpack.encode(Abort(1)))
+        first.close()
+        await stand.until(lambda: "lost" in stand.events)
+        second = await stand.accepted()
+        assert stand.client.send(Abort(7))
+        heard: list[bytes] = []
+        await stand.until(lambda: heard.extend(second.receive()) or heard)
+        assert heard == [msgspec.msgpack.encode(Abort(7))]
+        second.close()
+
+    stand = run(tmp_path / "s", scene)
+    assert stand.heard == [Abort(1)]
+    assert stand.events[:3] == ["up", "lost", "up"]
+
+
+def test_nobody_there_means_that_nothing_is_sent_until_somebody_listens(tmp_path: Path) -> None:
+    async def scene(stand: Stand) -> None:
+        (await stand.accepted()).close()
+        stand.listener.close()
+        stand.path.unlink()
+        await stand.until(lambda: not stand.client.send(Abort(1)))
+        assert not stand.client.send(Abort(1))
+        stand.listener = local.listening(stand.path)
+        await stand.until(lambda: stand.client.send(Abort(2)))
+
+    assert run(tmp_path / "s", scene).events[-1] == "up"
+
+
+def test_what_is_no_message_is_passed_over(tmp_path: Path) -> None:
+    async def scene(stand: Stand) -> None:
+        channel = await stand.accepted()
+        for body in (b"\xc1", b"", msgspec.msgpack.encode(Abort(3))):
+            channel.send(body)
+        await stand.until(lambda: stand.heard)
+        channel.close()
+
+    assert run(tmp_path / "s", scene).heard == [Abort(3)]
+
+
+def test_messages_larger_than_a_socket_holds_pass_whole_in_both_directions(tmp_path: Path) -> None:
+    words = [NoRoom(number, "x" * size) for number, size in enumerate((3_000_000, 1, 2_000_000, 0))]
+
+    async def scene(stand: Stand) -> None:
+        channel = await stand.accepted()
+        assert all(stand.client.send(word) for word in words)
+        heard: list[bytes] = []
+        await stand.until(lambda: heard.extend(channel.receive()) or len(heard) == len(words))
+        assert [msgspec.msgpack.decode(body, type=NoRoom) for body in heard] == words
+        for body in heard:
+            channel.send(body)
+        await stand.until(lambda: channel.flush() or len(stand.heard) == len(words))
+        channel.close()
+
+    assert run(tmp_path / "s", scene).heard == words
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_callback_may_close_its_own_client(tmp_path: Path, count: int) -> None:
+    async def scene(stand: Stand) -> None:
+        def take(message: Any) -> None:
+            stand.heard.append(message)
+            stand.client.close()
+
+        stand.on_message = take
+        channel = await stand.accepted()
+        for number in range(count):
+            channel.send(msgspec.msgpack.encode(Abort(number)))
+        await stand.until(lambda: stand.heard)
+        await asyncio.sleep(0.05)
+        channel.close()
+
+    stand = run(tmp_path / "s", scene)
+    assert stand.heard == [Abort(0)]
+    assert stand.events == ["up"]
