@@ -56,6 +56,8 @@ Action = ToPeer | ToReplica | RowEnded | RowLost
 
 def replicas_first(actions: list[Action]) -> list[Action]:
     """Sending to a peer may show that it is gone, and free sequences: they must have been admitted by then."""
+    if len(actions) < 2:
+        return actions
     first = [action for action in actions if isinstance(action, ToReplica)]
     if not first or len(first) == len(actions):
         return actions

@@ -115,6 +115,11 @@ class LeaseWorker:
         """Leases in hand, for AgentHello."""
         return [number for number, lease in self._leases.items() if not lease.dead]
 
+    @property
+    def busy(self) -> bool:
+        """Whether any lease is in hand."""
+        return bool(self._leases)
+
     def grant(self, message: LeaseGrant) -> None:
         self._ask_again = 0.0
         if message.lease not in self._leases:

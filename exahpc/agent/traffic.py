@@ -168,7 +168,9 @@ class Traffic:
 
     def tick(self) -> frozenset[int]:
         """Call every 50 ms: sends what is due. Returns the slots that have work in flight."""
-        self._after_burst()
+        self._tell()
+        if self._feeding:
+            self._feed()
         room = self._relay.room()
         self._entries.tell_room(room, self._loop.time())
         return frozenset(load.slot for load in room if load.tokens)
@@ -182,7 +184,7 @@ class Traffic:
     def _after_burst(self) -> None:
         self._flushing = False
         self._tell()
-        if self._feeding:
+        if self._feeding and self._worker.busy:  # else the next tick asks for rows
             self._feed()
 
     def _tell(self, *, everything: bool = False) -> None:

@@ -66,12 +66,13 @@ class Gateway:
         exists.
         """
         path = request.path
-        if path == b"/health":
-            _require(request, b"GET")
-            return
-        if self._dashboard.open(path):
-            self._dashboard.admit(request)
-            return
+        if path not in _KINDS:
+            if path == b"/health":
+                _require(request, b"GET")
+                return
+            if self._dashboard.open(path):
+                self._dashboard.admit(request)
+                return
         key = self._keys.check(request.authorization)
         if key is None:
             raise RequestError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -101,6 +102,7 @@ class Request:
         return dict(parse_qsl(text, keep_blank_values=True))
 
 
+@lru_cache(256)
 def _path(target: bytes) -> bytes:
     if target[:1] == b"/" and b"?" not in target and b"%" not in target:
         return target

@@ -102,8 +102,10 @@ def answer(
         created,
         literal(model),
         b",".join(
-            form % (i, literal(text), logprobs, reason.encode())
-            for i, (text, reason, logprobs) in enumerate(choices)
+            [
+                form % (i, literal(text), logprobs, reason.encode())
+                for i, (text, reason, logprobs) in enumerate(choices)
+            ]
         ),
         usage(prompt_tokens, completion_tokens),
     )

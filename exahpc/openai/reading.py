@@ -86,7 +86,7 @@ def _model(fields: Fields, served: str, version: str) -> str:
         refuse("model", f"missing: name the model, here {served!r}")
     if not isinstance(model, str):
         refuse("model", f"{printable(model)} is no string: name the model, here {served!r}")
-    if model not in (served, version_name(served, version)):
+    if model != served and model != version_name(served, version):
         message = f"model: {printable(model)} is not served here: ask for {served!r}"
         raise RequestError(message, status=404, param="model", code="model_not_found")
     return model

@@ -147,8 +147,9 @@ class TextStream:
     def __init__(self, decoder: Decoder, stops: Sequence[str] = ()) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
-        self._begin = frozenset(stop[0] for stop in self._stops)
+        if stops:
+            self._longest = max(map(len, stops))
+            self._begin = frozenset(stop[0] for stop in stops)
         self._held = ""
         self.stopped = False
 

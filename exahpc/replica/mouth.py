@@ -45,14 +45,14 @@ class Mouth:
 
     def receive(self) -> Any | None:
         """The agent's next message, or None. Strangers and broken messages are passed over."""
-        if not self._heard and self._epoll.poll(0):
-            self._listen()
+        if not self._heard and (events := self._epoll.poll(0)):
+            self._listen(any(fd == self._listener.fileno() for fd, _ in events))
         return self._heard.popleft() if self._heard else None
 
-    def _listen(self) -> None:
-        """Look at everybody."""
+    def _listen(self, knocked: bool) -> None:
+        """Look at everybody. knocked: newcomers wait."""
         with contextlib.suppress(OSError):  # nobody more
-            while True:
+            while knocked:
                 channel = local.Channel(self._listener.accept()[0])
                 self._channels.append(channel)
                 self._epoll.register(channel, select.EPOLLIN)
