@@ -38,7 +38,8 @@ prepare_environment() { # MODULE...
     # the submitter's shell is not exported to the job; give programs the few things they take for granted
     export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}" USER="${USER:-$(id -un)}" LANG="${LANG:-C.UTF-8}"
     [ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6)
-    export HOME PYTHONUNBUFFERED=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+    # SAFEPATH: nothing is imported from the folder that the user happened to stand in (a queue.py, a random.py)
+    export HOME PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
     [ $# -gt 0 ] || return 0
     local init
     for init in "${MODULESHOME:-/nowhere}/init/bash" "${LMOD_PKG:-/nowhere}/init/bash" \

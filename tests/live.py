@@ -19,7 +19,7 @@ from exahpc.wire import messages as m
 from exahpc.wire.folder import Folder
 from exahpc.wire.link import ask
 
-EXAHPC = [sys.executable, "-m", "exahpc.cli"]
+EXAHPC = [sys.executable, "-P", "-m", "exahpc.cli"]
 
 
 def until(what: str, check: Callable[[], Any], seconds: float = 60.0, every: float = 0.1) -> Any:
@@ -41,10 +41,13 @@ class Live:
         self.env = os.environ | {"EXAHPC_HOME": str(home), "DS_ACCELERATOR": "cpu"} | (env or {})
         self.folder = Folder(home / name)
 
-    def run(self, *argv: str, check: bool = True, seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *argv: str, check: bool = True, seconds: float = 180.0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*EXAHPC, *argv],
             env=self.env,
+            cwd=cwd,
             text=True,
             capture_output=True,
             timeout=seconds,
@@ -58,7 +61,7 @@ class Live:
     def up(self, toml: str) -> None:
         path = self.home / f"{self.name}.toml"
         path.write_text(toml)
-        self.run("up", str(path), "--wait")
+        self.run("up", str(path), "--wait", cwd=self.home)
 
     def status(self) -> m.StatusReply | None:
         """None while no broker answers."""

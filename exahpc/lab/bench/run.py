@@ -73,7 +73,7 @@ class _Child:
 
     def __enter__(self) -> _Child:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "exahpc.lab.bench.worker"],
+            [sys.executable, "-P", "-m", "exahpc.lab.bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

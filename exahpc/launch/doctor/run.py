@@ -130,7 +130,7 @@ def _workshop(home: Path, deployment: Deployment | None) -> Iterator[Path]:
 
 # --- steps -------------------------------------------------------------------------------------------------------
 
-_PROBE = (interpreter(), "-m", "exahpc.replica.probe")
+_PROBE = (interpreter(), "-P", "-m", "exahpc.replica.probe")
 
 
 def _local_ranks(deployment: Deployment | None) -> list[Finding]:
