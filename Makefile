@@ -18,7 +18,7 @@ SOURCES := exahpc tests bench docs jobs requirements packaging
 export HF_HUB_OFFLINE := 1
 export DS_ACCELERATOR ?= cpu
 
-.PHONY: help demo run dev check lint test test-long test-pyslurm test-compiled tested compiled model docs docs-site pin clean format
+.PHONY: help demo run dev installed check lint test test-long test-pyslurm test-compiled tested compiled model docs docs-site pin clean format
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,14 +30,23 @@ $(STAMPS)/venv: requirements/bootstrap.py
 	$(PYTHON) requirements/bootstrap.py $(VENV)
 	mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/run: $(STAMPS)/venv requirements/build.txt requirements/base.txt requirements/engine.txt requirements/demo.txt pyproject.toml
+$(STAMPS)/packages: $(STAMPS)/venv requirements/build.txt requirements/base.txt requirements/engine.txt requirements/demo.txt
 	@echo "== torch (the largest part), then the rest of the pinned packages"
 	$(PIP) "$$(grep '^torch==' requirements/engine.txt)"
 	$(PIP) -r requirements/build.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/demo.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(STAMPS)/dev: $(STAMPS)/run requirements/plot.txt requirements/docs.txt requirements/dev.txt
+# exahpc itself: whole and compiled to serve, a link to the sources to develop; the one takes the place of the other
+$(STAMPS)/served: $(STAMPS)/packages pyproject.toml packaging/compile.py $(shell find exahpc slurm -name '*.py' -o -name '*.s[bh]*')
+	@echo "== exahpc, compiled where there is a C compiler (a minute)"
+	$(PIP) --no-deps --no-build-isolation --force-reinstall .
+	rm -f $(STAMPS)/edited && touch $@
+
+$(STAMPS)/edited: $(STAMPS)/packages pyproject.toml
+	@$(PIP) -q --no-deps --no-build-isolation --editable .
+	rm -f $(STAMPS)/served && touch $@
+
+$(STAMPS)/dev: $(STAMPS)/packages requirements/plot.txt requirements/docs.txt requirements/dev.txt
 	@echo "== tools for development"
 	$(PIP) -r requirements/plot.txt -r requirements/docs.txt -r requirements/dev.txt
 	touch $@
@@ -54,15 +63,18 @@ $(STAMPS)/mpi: $(STAMPS)/venv
 	fi
 	touch $@
 
-run: $(STAMPS)/run $(STAMPS)/mpi ## the environment to serve from
-dev: $(STAMPS)/dev $(STAMPS)/mpi ## the environment to develop in
+run: $(STAMPS)/served $(STAMPS)/mpi ## the environment to serve from
+dev: $(STAMPS)/dev $(STAMPS)/edited $(STAMPS)/mpi ## the environment to develop in
 
 # --- to try it ------------------------------------------------------------------------------------------------
 
-model: $(STAMPS)/run ## fetch the small model of the samples (once)
+installed: $(STAMPS)/packages $(STAMPS)/mpi
+	@[ -e $(STAMPS)/served ] || $(MAKE) --no-print-directory $(STAMPS)/edited
+
+model: installed ## fetch the small model of the samples (once)
 	@$(EXAHPC) model fetch smollm2
 
-demo: run model ## start, ask, run a batch file, stop: on this machine, without Slurm
+demo: model ## start, ask, run a batch file, stop: on this machine, without Slurm
 	@bash jobs/demo.sh $(PY)
 
 # --- to change it ---------------------------------------------------------------------------------------------
@@ -102,13 +114,20 @@ test: tested lint model ## everything that this machine can test
 	@echo "== unit tests"
 	tests/steady .pytest_cache/unit $(PYTEST) -q $(UNIT)
 	$(MAKE) --no-print-directory test-pyslurm
+	missing=$$($(PY) packaging/compile.py) with='' plugin=''
+	if [ -z "$$missing" ]; then
+	    $(MAKE) --no-print-directory test-compiled
+	    with='$(WITH_COMPILED)' plugin='-p exahpc'
+	else
+	    echo "== NOT TESTED: compiled modules: $$missing"
+	fi
 	echo "== MPI, cluster and end-to-end tests"
 	marks="not long"
 	if [ "$$(id -u)" != 0 ] || ! command -v slurmctld >/dev/null; then
 	    echo "== NOT TESTED: tests/cluster needs root and Slurm"
 	    marks+=" and not cluster"
 	fi
-	tests/steady .pytest_cache/live $(PYTEST) tests --ignore=tests/unit -m "$$marks"
+	tests/steady .pytest_cache/live $$with $(PYTEST) $$plugin tests --ignore=tests/unit -m "$$marks"
 
 test-long: tested check model ## also what takes many minutes
 	@HYPOTHESIS_PROFILE=search $(PYTEST) tests
@@ -118,15 +137,16 @@ test-pyslurm: tested ## the pyslurm client against the Slurm it is made for, in 
 	tests/cluster/run-pyslurm-root </dev/null
 
 COMPILED := .cache/compiled
-WITH_COMPILED := PYTHONPATH="$(CURDIR)/$(COMPILED)" PYTHONSAFEPATH=1
+WITH_COMPILED := PYTHONPATH=$(CURDIR)/$(COMPILED) PYTHONSAFEPATH=1
 
 compiled: dev ## this checkout with compiled modules, in .cache/compiled (docs/howto/compiled.md)
 	@rm -rf $(COMPILED)
 	EXAHPC_COMPILE=1 $(PIP) -q --no-deps --no-build-isolation --target $(COMPILED) .
 
-# Left out: tests with stand-ins for our own classes, which compiled code does not take. -p: before tests can import it.
+# To serve, `run` installs the same. Left out: tests with stand-ins for our own classes, which compiled code does not take. -p: before tests can import it.
 test-compiled: compiled ## the unit tests of what is compiled, against the compiled modules
-	@$(WITH_COMPILED) $(PYTEST) -q -p exahpc tests/unit/entry tests/unit/agent tests/unit/openai tests/unit/wire \
+	@echo "== unit tests of compiled modules"
+	$(WITH_COMPILED) $(PYTEST) -q -p exahpc tests/unit/entry tests/unit/agent tests/unit/openai tests/unit/wire \
 	    --ignore tests/unit/agent/test_agent_untold.py --ignore tests/unit/agent/test_agent_traffic.py \
 	    -k "not before_any_agent_is_known"
 

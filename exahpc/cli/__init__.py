@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
 import click
 
-from exahpc import __version__, output
+import exahpc
+from exahpc import output
 from exahpc.cli import exits
 from exahpc.cli.examples import shown
 from exahpc.cli.signals import Terminated
@@ -70,8 +73,14 @@ class Commands(click.Group):
             sys.exit(1)
 
 
+def version(package: Path = Path(exahpc.__file__).parent) -> str:
+    """Ours, and whether this interpreter takes compiled modules (packaging/compile.py)."""
+    compiled = any((package / f"entry/ledger{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    return exahpc.__version__ + (" (compiled)" if compiled else "")
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="exahpc")
+@click.version_option(version(), prog_name="exahpc")
 def main() -> None:
     """Serve large language models on a Slurm supercomputer, or on this machine.
 

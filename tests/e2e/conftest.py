@@ -50,7 +50,7 @@ def local(tiny: Path) -> Iterator[Live]:
             "random",
             "torch",
             "exahpc",
-        ):  # what stands where a user starts it is no module of ours
+        ):  # of a user, no modules of ours
             (Path(home) / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
         live.up(TOML.format(name="local", model=tiny))
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from exahpc.cli import main
+import exahpc
+from exahpc.cli import main, version
 from exahpc.cli.common import json_text
 from exahpc.deployment.parse import load
 from exahpc.launch import cluster, local, prepare
@@ -202,3 +204,10 @@ def test_up_tells_scripts_where_it_is_and_its_key(tmp_path: Path, monkeypatch: p
     assert told[0]["key"] == run("key", "d").stdout.strip()
     assert (told[0]["name"], told[0]["url"]) == ("d", None), "no entry has published one yet"
     assert told[0] == told[1], "also when the key is not new"
+
+
+def test_the_version_tells_whether_compiled_modules_are_there(tmp_path: Path) -> None:
+    (tmp_path / "entry").mkdir()
+    assert version(tmp_path) == exahpc.__version__
+    (tmp_path / f"entry/ledger{EXTENSION_SUFFIXES[0]}").touch()
+    assert version(tmp_path) == f"{exahpc.__version__} (compiled)"
