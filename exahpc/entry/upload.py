@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -61,6 +62,7 @@ class Upload:
         self._form = Form(request.content_type, self._write, most)
         self._part: Path = shelf.part(self.id)
         self._fd = -1
+        self._removing = threading.Lock()
         self._chunks: list[bytes] = []
         self._held = self._credit = 0
         self._taking: asyncio.Future[None] | None = None
@@ -168,9 +170,11 @@ class Upload:
             self._remove()  # published, there is no part any more
 
     def _remove(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Once, though a refusal and `finish` may both ask for it, each from a thread."""
+        with self._removing:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
             self._part.unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,6 +204,41 @@ def test_bytes_of_an_upload_that_trickle_do_not_renew_its_time(
     assert asyncio.run(trickle()) == renewed
 
 
+def test_a_refused_upload_whose_body_has_ended_is_removed_once_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal and the end of the body remove it at the same time, each in a thread."""
+    close, closed = os.close, []
+
+    def slowly(fd: int) -> None:
+        closed.append(fd)
+        time.sleep(0.05)
+        close(fd)
+
+    async def refused() -> None:
+        request = Request(b"POST", b"/v1/files", {b"content-type": FORM})
+        request.complete = True
+        with ThreadPoolExecutor(4) as threads:
+            sink = Upload(request, Shelf(tmp_path, "me"), 2**30, lambda coming: None, threads)
+            monkeypatch.setattr(os, "close", slowly)
+            sink.feed(FILE + FILE + b"--b--", Kept())
+            await sink.settled()
+            with pytest.raises(RequestError, match="one file is taken"):
+                await asyncio.get_running_loop().run_in_executor(threads, sink.finish)
+
+    asyncio.run(refused())
+    monkeypatch.undo()
+    assert len(closed) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+class Kept(Timed):
+    """A client whose request is complete: it is answered when all is known."""
+
+    def turned_down(self, request: Request, error: RequestError) -> None:
+        pass
+
+
 def test_uploads_ahead_of_garbage_leave_no_open_file(entry: Running) -> None:
     host, port = entry.base.removeprefix("http://").split(":")
     ask = f"GET /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
@@ -263,7 +299,7 @@ def test_whatever_comes_as_a_form_ends_in_an_openai_error_and_leaves_nothing(
         with contextlib.suppress(ConnectionError):
             while piece := client.recv(65536):
                 answer += piece
-    assert answer.startswith((b"HTTP/1.1 4",)), answer[:200]
+    assert answer.startswith(b"HTTP/1.1 4"), (answer[:200], entry.log.read_text()[-3000:])
     assert b'"error"' in answer
     until("nothing is left", lambda: not files_of(entry), 30)
     upload(entry.client())
