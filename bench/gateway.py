@@ -5,8 +5,9 @@ the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive con
 10,000 characters, as text (which ours tokenizes, and the others leave to their engines: the same one all the time,
 as the turns of a conversation repeat what was said, and hundreds of different ones) and as token ids (which nobody
 has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams and requests
-at half of our load lose in time. Sides alternate, and so does which is first. Ours is there twice: as Python, and
-compiled (docs/howto/compiled.md).
+at half of a side's load lose in time. Sides alternate, and so does which is first. Ours is there three times: as it
+is installed, entry and agent on one node; the same with the agent on another node, so that an encrypted link lies
+between them; and as pure Python (docs/howto/compiled.md).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ import stub_engines
 from stand import KEY, Process, cpu_seconds, stand
 
 HERE = Path(__file__).resolve().parent
-OURS, COMPILED = "exahpc", "exahpc, compiled"
+OURS, APART, PYTHON = "exahpc", "exahpc, two nodes", "exahpc, pure Python"
+OF_OURS = (OURS, APART, PYTHON)
 VLLM, SMG, HAPROXY, DIRECT = "vllm-router", "smg", "haproxy", "direct"
 PINS = {VLLM: "0.1.17", SMG: "1.13.0"}
 RIVALS = (VLLM, SMG, HAPROXY)
@@ -45,7 +47,7 @@ LOADS = {
     "long prompts as tokens": ("--connections", "32", "--prompt", "10000", "--ids"),
     "streams": ("--connections", "400", "--tokens", "100"),
 }
-SIDES = (OURS, COMPILED, *RIVALS, DIRECT)
+SIDES = (*OF_OURS, *RIVALS, DIRECT)
 NUMBERS = {
     "plain": "requests_per_cpu_second",
     "long prompts": "requests_per_cpu_second",
@@ -77,11 +79,14 @@ def until_open(port: int, path: str, seconds: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def ours(env: Mapping[str, str], case: str) -> Iterator[Side]:
-    """The real broker, entry and agent, over as many emulated replicas as there are engines for the others."""
+def ours(env: Mapping[str, str], node: str, case: str) -> Iterator[Side]:
+    """The real broker, entry and agent, over as many emulated replicas as there are engines for the others.
+
+    node: what the agent takes for the name of its node.
+    """
     with stand(tasks=1, per_task=2, sequences=512, env=env) as found:
         found.head()
-        found.agents(EVERY_20_MS if case == "streams" else AT_ONCE)
+        found.agents(EVERY_20_MS if case == "streams" else AT_ONCE, {"SLURMD_NODENAME": node} if node else {})
         found.until("the replicas", lambda: found.ready() == found.replicas)
         yield found.port, lambda: sum(process.cpu() for process in found.processes)
 
@@ -146,7 +151,7 @@ def venv(name: str) -> Path:
 
 def install(name: str) -> None:
     """A rival in a virtual environment of its own, ours compiled. HAProxy comes with the system."""
-    if name == COMPILED:
+    if name in (OURS, APART):
         subprocess.run(["make", "-C", str(common.ROOT), "compiled"], check=True)
     elif name == HAPROXY:
         if subprocess.run(["which", HAPROXY], capture_output=True, check=False).returncode:
@@ -178,7 +183,7 @@ def measure(name: str, case: str, side: Side, seconds: float) -> dict[str, Any]:
     """One run of one case on one side."""
     port, cpu = side
     load_before, before = os.getloadavg()[0], [0.0]
-    token = () if name in (OURS, COMPILED) else ("--token-bytes", str(len(stub_engines.WORD)))
+    token = () if name in OF_OURS else ("--token-bytes", str(len(stub_engines.WORD)))
     found = load(port, seconds, *LOADS[case], *token, at_warm=lambda: before.__setitem__(0, cpu()))
     used = cpu() - before[0]
     return {
@@ -197,15 +202,16 @@ def measure(name: str, case: str, side: Side, seconds: float) -> dict[str, Any]:
     }
 
 
-def latency(name: str, side: Side, rate: float, seconds: float) -> dict[str, Any]:
-    """Plain requests that come at a rate."""
+def latency(name: str, of: str, side: Side, rate: float, seconds: float) -> dict[str, Any]:
+    """Plain requests that come at a rate, which is half of what `of` can do."""
     found = load(side[0], seconds, "--rate", str(rate))
-    return {"side": name, "case": "half load", "rate": round(rate, 1), "whole_ms": found["whole"]}
+    return {"side": name, "case": f"half load of {of}", "rate": round(rate, 1), "whole_ms": found["whole"]}
 
 
 def sides(asked: list[str]) -> dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]]:
     made: dict[str, Callable[[str], contextlib.AbstractContextManager[Side]]] = {DIRECT: direct}
-    made |= {OURS: partial(ours, {}), COMPILED: partial(ours, WITH_COMPILED)}
+    made |= {OURS: partial(ours, WITH_COMPILED, ""), APART: partial(ours, WITH_COMPILED, "another")}
+    made |= {PYTHON: partial(ours, {}, "")}
     made |= {name: partial(theirs, name) for name in RIVALS}
     return {name: made[name] for name in asked}
 
@@ -233,18 +239,19 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
                 for name, side in list(up.items())[:: -1 if repeat % 2 else 1]:
                     runs.append(measure(name, case, side, seconds))
                     print(runs[-1], flush=True)
-            if case == "plain" and {OURS, DIRECT} <= set(up):
-                rate = common.median(runs, OURS, "plain", "requests_per_second") / 2
+            if case == "plain" and DIRECT in up:
                 for _ in range(repeats):
-                    for name in (OURS, COMPILED, DIRECT):
+                    for name in (*OF_OURS, VLLM):
                         if name in up:
-                            runs.append(latency(name, up[name], rate, seconds))
-                            print(runs[-1], flush=True)
+                            rate = common.median(runs, name, "plain", "requests_per_second") / 2
+                            runs.append(latency(name, name, up[name], rate, seconds))
+                            runs.append(latency(DIRECT, name, up[DIRECT], rate, seconds))
+                            print(*runs[-2:], sep="\n", flush=True)
     if len(chosen) < len(SIDES) or len(cases.split(",")) < len(LOADS):
         return
     gated = [run for run in runs if run["side"] != DIRECT and run["case"] in NUMBERS]
     comparison = {case: row(gated, case) for case in NUMBERS}
-    comparison |= {f"added milliseconds, {name}": delay(runs, name) for name in (OURS, COMPILED)}
+    comparison |= {f"added milliseconds, {name}": delay(runs, name) for name in (*OF_OURS, VLLM)}
     common.write(
         "gateway",
         what="work per CPU-second of a gateway in front of emulated engines",
@@ -255,13 +262,14 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
         | {HAPROXY: haproxy_version()},
         notes=(
             "engines are EMULATED on all sides: fixed text, no model",
-            "ours counts entry, agent and broker: API keys, CURVE links, validation, tokenizing (SmolLM2), text "
+            "ours counts entry, agent and broker: API keys, validation, tokenizing (SmolLM2), text "
             "of tokens, requests sent again when an agent dies; one node of 12 replicas x 64 sequences",
             "the others: plain HTTP to two engines, no keys, no tokenizing, round robin, retries and circuit "
             "breaker off (a little faster so); HAProxy with one thread",
             "prompts are the same ones again and again, of which our tokenizer remembers the parts, but for the "
             "different long ones",
-            "compiled: the same program, its hot modules compiled by mypyc (docs/howto/compiled.md)",
+            "two nodes: an encrypted link between entry and agent, whose ends are on this machine all the same",
+            "pure Python: the same program without compiled modules (docs/howto/compiled.md)",
             "the ratio of plain and long prompts is against vllm-router, of streams against the best rival",
             "direct: the load generator speaks to an engine, without a gateway",
         ),
@@ -270,18 +278,19 @@ def main(seconds: float, repeats: int, asked: str, cases: str) -> None:
 
 def delay(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return {
-        "number": "p50 and p99 of plain requests at half load, p99 between two tokens of streams",
-        "half load p50": added(runs, name, "half load", "whole_ms", "p50"),
-        "half load p99": added(runs, name, "half load", "whole_ms", "p99"),
+        "number": "p50 and p99 of plain requests at half of its own load, p99 between two tokens of streams",
+        "requests per second": round(common.median(runs, name, f"half load of {name}", "rate")),
+        "half load p50": added(runs, name, f"half load of {name}", "whole_ms", "p50"),
+        "half load p99": added(runs, name, f"half load of {name}", "whole_ms", "p99"),
         "between tokens p99": added(runs, name, "streams", "between_ms", "p99"),
     }
 
 
 def row(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
     """Medians, and ours in relation to vllm-router (requests) or the best rival (streams)."""
-    medians = {name: common.median(runs, name, case, NUMBERS[case]) for name in (OURS, COMPILED, *RIVALS)}
+    medians = {name: common.median(runs, name, case, NUMBERS[case]) for name in (*OF_OURS, *RIVALS)}
     rival = max(medians[name] for name in RIVALS) if case == "streams" else medians[VLLM]
-    ratios = {"ratio": round(medians[OURS] / rival, 3), "ratio, compiled": round(medians[COMPILED] / rival, 3)}
+    ratios = {name.replace(OURS, "ratio"): round(medians[name] / rival, 3) for name in OF_OURS}
     return {"number": NUMBERS[case], **medians, **ratios}
 
 

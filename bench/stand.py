@@ -119,10 +119,10 @@ class Stand:
     def replicas(self) -> int:
         return self.tasks * self.per_task
 
-    def start(self, name: str, module: str, *arguments: object, env: dict[str, str] | None = None) -> Process:
+    def start(self, name: str, module: str, *arguments: object, env: Mapping[str, str] | None = None) -> Process:
         """Start `python -m module --folder ... arguments`."""
         argv = [sys.executable, "-m", module, "--folder", str(self.folder.path), *map(str, arguments)]
-        found = Process(name, argv, self.home / f"{name}.log", os.environ | self._env | (env or {}))
+        found = Process(name, argv, self.home / f"{name}.log", os.environ | self._env | dict(env or {}))
         self.processes.append(found)
         return found
 
@@ -134,12 +134,22 @@ class Stand:
         self.until("the entry", lambda: self.folder.endpoint() is not None)
         return broker, entry
 
-    def agents(self, latency: dict[str, float] | None = None) -> list[Process]:
-        """One real agent a task, over emulated replicas."""
+    def agents(
+        self, latency: dict[str, float] | None = None, env: Mapping[str, str] | None = None
+    ) -> list[Process]:
+        """One real agent a task, over emulated replicas. env: of the agents alone."""
         text = json.dumps(latency or {})
         return [
             self.start(
-                f"agent-{task}", "exahpc.lab.emulated.agent", "--pool", "a", "--task", task, "--latency", text
+                f"agent-{task}",
+                "exahpc.lab.emulated.agent",
+                "--pool",
+                "a",
+                "--task",
+                task,
+                "--latency",
+                text,
+                env=env,
             )
             for task in range(self.tasks)
         ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 
-from exahpc.wire import link
-from exahpc.wire.messages import Answer, Answers, Busy, EntryToAgent, Load, Room, Submits
+from exahpc.wire import link, local
+from exahpc.wire.messages import AgentToEntry, Answer, Answers, Busy, EntryToAgent, Load, Room, Submits
+
+log = logging.getLogger(__name__)
 
 ROOM_SECONDS = 0.05
 """Least time between two messages about room."""
@@ -52,9 +56,12 @@ class Entries:
         host: str,
         on_message: Callable[[bytes, Any], None],
         on_gone: Callable[[bytes], None],
+        door: Path | None = None,
     ) -> None:
+        """door: where entries of this node come in, past the encryption; None: they come as all others do."""
         self._on_message, self._on_gone = on_message, on_gone
         self._server = link.Server(ctx, key, host, EntryToAgent, self._heard)
+        self._door = None if door is None else _opened(door, self._heard)
         self._loop = asyncio.get_running_loop()
         self._peers: set[bytes] = set()
         self._waiting: dict[bytes, list[Answer]] = {}
@@ -86,10 +93,14 @@ class Entries:
         waiting, self._waiting = self._waiting, {}
         for peer, answers in waiting.items():
             parts = [answers[at : at + _MOST] for at in range(0, len(answers), _MOST)]
-            sent = all(self._server.send(peer, part[0] if len(part) == 1 else Answers(part)) for part in parts)
+            sent = all(self._send(peer, part[0] if len(part) == 1 else Answers(part)) for part in parts)
             if not sent and peer in self._peers:
                 self._peers.discard(peer)
                 self._on_gone(peer)
+
+    def _send(self, peer: bytes, message: AgentToEntry) -> bool:
+        """False when it is behind neither door."""
+        return (self._door is not None and self._door.send(peer, message)) or self._server.send(peer, message)
 
     def tell_room(self, loads: list[Load], now: float) -> None:
         """Push the load to every entry when it changed enough; call every ROOM_SECONDS or so."""
@@ -106,3 +117,16 @@ class Entries:
 
     def close(self) -> None:
         self._server.close()
+        if self._door is not None:
+            self._door.close()
+
+
+def _opened(door: Path, on_message: Callable[[bytes, Any], None]) -> local.Server | None:
+    """None when it cannot be: nobody needs it. What dead agents of this task left beside it goes."""
+    for old in door.parent.glob(f"{door.stem}.*"):
+        old.unlink(missing_ok=True)
+    try:
+        return local.Server(door, EntryToAgent, on_message)
+    except OSError as error:
+        log.warning("entries of this node come over the network: %s: %s", door, error)
+        return None

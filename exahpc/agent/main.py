@@ -32,7 +32,7 @@ from exahpc.errors import ExahpcError
 from exahpc.slurm import here
 from exahpc.wire import link
 from exahpc.wire.address import host_address
-from exahpc.wire.folder import Folder
+from exahpc.wire.folder import Folder, door
 from exahpc.wire.messages import (
     AgentGone,
     AgentHello,
@@ -93,6 +93,7 @@ class Agent:
             worker,
             self._to_replica,
             self._ask_rows,
+            door(folder.path, pool.name, task, incarnation),
         )
         self._control = Control(
             self._ctx,

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, assert_never
 
 import zmq
@@ -52,11 +53,13 @@ class Traffic:
         worker: LeaseWorker,
         to_replica: Callable[[int, Message], None],
         ask: Callable[[int], None],
+        door: Path | None = None,
     ) -> None:
+        """door: see `Entries`."""
         self._relay, self._worker = relay, worker
         self._to_replica, self._ask = to_replica, ask
         self._loop = asyncio.get_running_loop()
-        self._entries = Entries(ctx, key, host, self._entry_said, self._entry_gone)
+        self._entries = Entries(ctx, key, host, self._entry_said, self._entry_gone, door)
         self._preparing = Preparing(self._prepared)
         self._serving: dict[int, int] = {}  # slot -> incarnation
         self._feeding = True

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import assert_never
 
 import zmq
@@ -22,7 +23,7 @@ from exahpc.entry.ledger import Record
 from exahpc.entry.moves import named
 from exahpc.entry.outbox import Outbox
 from exahpc.errors import RequestError
-from exahpc.wire import link
+from exahpc.wire import link, local
 from exahpc.wire import messages as m
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,15 @@ class Dispatch:
         index: int,
         url: str,
         node: str = "",
+        door: Callable[[Agent], Path] | None = None,
         draw: Callable[[int], int] = lambda n: int(random.random() * n),  # several times as fast as randrange
     ) -> None:
+        """door: where an agent would be met if it were on this node (`folder.door`)."""
         self.desk = Desk(deployment, draw, node)
         self._ctx, self._key = ctx, key
-        self._index, self._url, self._node = index, url, node
+        self._index, self._url, self._node, self._door = index, url, node, door
         self._loop = asyncio.get_running_loop()
-        self._links: dict[AgentKey, link.Client] = {}
+        self._links: dict[AgentKey, link.Client | local.Client] = {}
         self._outbox = Outbox(self._tell, self._unsent)
         self._release: asyncio.TimerHandle | None = None
         self._next_beat = 0.0
@@ -179,14 +182,19 @@ class Dispatch:
         old = self._links.pop(agent.key, None)
         if old is not None:
             old.close()
+        heard, up, lost = (partial(f, agent) for f in (self._from_agent, self._link_up, self._link_lost))
+        door = None if self._door is None else self._door(agent)
+        if door is not None and door.exists():
+            self._links[agent.key] = local.Client(door, m.AgentToEntry, heard, on_up=up, on_lost=lost, asks=True)
+            return
         self._links[agent.key] = link.Client(
             self._ctx,
             self._key,
             lambda: agent.address,
             m.AgentToEntry,
-            partial(self._from_agent, agent),
-            on_up=partial(self._link_up, agent),
-            on_lost=partial(self._link_lost, agent),
+            heard,
+            on_up=up,
+            on_lost=lost,
             first_wait=_SPREAD if len(self._links) > 16 else 0.0,
         )
 
@@ -269,6 +277,7 @@ class Dispatch:
         self._tick_timer.cancel()
         if self._release is not None:
             self._release.cancel()
-        for client in [self._broker, *self._links.values()]:
+        self._broker.close()
+        for client in self._links.values():
             client.close()
         self._links.clear()

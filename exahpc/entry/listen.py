@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from exahpc.deployment.spec import Deployment
 from exahpc.entry.place import Place
 from exahpc.errors import LinkError
 from exahpc.wire.address import head_address, host_address, node_address
-from exahpc.wire.folder import Endpoint, Folder, runtime_directory
+from exahpc.wire.folder import Endpoint, Folder, node_name, runtime_directory
 from exahpc.wire.tls import ensure_authority, issue_server
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def listen(deployment: Deployment, folder: Folder, index: int, beside: str = "")
     Raises LinkError when the address cannot be bound, or living siblings published no endpoint.
     """
     bind, host = addresses(deployment, on_node=bool(beside))
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = node_name()
     secure = uses_tls(deployment, bind)
     place = Place(folder, runtime_directory(folder.path, node), beside)
     with place.deciding():

@@ -24,7 +24,7 @@ from exahpc.entry.library import Library
 from exahpc.entry.listen import BACKLOG, Listener, listen
 from exahpc.errors import RequestError
 from exahpc.wire import link
-from exahpc.wire.folder import Folder
+from exahpc.wire.folder import Folder, door
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ async def _serve(
         index=index,
         url=listener.endpoint.url,
         node=node,
+        door=lambda agent: door(folder.path, *agent.key),
     )
     server = uvicorn.Server(_config(gateway, listener, NODE_GRACE_SECONDS if node else GRACE_SECONDS))
     chores = asyncio.create_task(_chores(server, keys, _NODE_KEYS_EVERY if node else _KEYS_EVERY))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -115,6 +116,19 @@ def runtime_directory(folder: Path, node: str, job: str = "") -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise LinkError(f"{path} is not a private directory of this user: remove it, or ask who made it")
     return path
+
+
+def node_name() -> str:
+    """What Slurm calls this node, or its host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def door(folder: Path, pool: str, task: int, incarnation: int) -> Path:
+    """Where the agent of a task listens for entries of its own node (`wire.local`); others use its address.
+
+    Raises LinkError as `runtime_directory` does.
+    """
+    return runtime_directory(folder, node_name()) / f"{pool}-{task}.{incarnation}"
 
 
 class Folder:

@@ -14,6 +14,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ _SIZE = struct.Struct("<I")
 _CHUNK = 2**18  # bytes read at once; then other callbacks of the loop get their turn
 _MOST_UNREAD = 2**26
 """Bytes kept for an end that does not read: after that it counts as gone."""
+LIFE_SECONDS = 8.0
+"""So long an end may say nothing where it is asked for signs of life, as often as `_TRIES` says in that time."""
+_TRIES = 4
 
 
 def listening(path: Path) -> socket.socket:
@@ -125,11 +129,87 @@ class Channel:
         self._sock.close()
 
 
+class Line:
+    """A channel in a loop: messages in and out. Empty ones are signs of life, each of which is answered.
+
+    decode: of a message's bytes; hear: gets each message; over: called once when nothing comes any more, unless
+    `close` was called before.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        decode: Callable[[bytes], Any],
+        hear: Callable[[Any], None],
+        over: Callable[[], None],
+        *,
+        asks: bool = False,
+    ) -> None:
+        """asks: for signs of life; an end that gives none for LIFE_SECONDS counts as gone."""
+        self._channel, self._fd = Channel(sock), sock.fileno()
+        self._decode, self._hear, self._over = decode, hear, over
+        self._asks, self._unanswered = asks, 0
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._readable)
+        self._pulse = self._loop.call_later(LIFE_SECONDS / _TRIES, self._ask) if asks else None
+
+    def _readable(self) -> None:
+        channel = self._channel
+        self._unanswered = 0
+        for body in channel.receive():
+            if not body:
+                if not self._asks:
+                    self.send(b"")
+                continue
+            try:
+                message = self._decode(body)
+            except msgspec.MsgspecError:
+                continue
+            self._hear(message)
+            if self._fd < 0:  # closed by whoever heard it
+                return
+        if channel.closed:
+            self.close()
+            self._over()
+
+    def _ask(self) -> None:
+        """Counted, not timed: a process that slept itself has asked once at most."""
+        if self._unanswered >= _TRIES:
+            self.close()
+            self._over()
+            return
+        self._unanswered += 1
+        self.send(b"")
+        self._pulse = self._loop.call_later(LIFE_SECONDS / _TRIES, self._ask)
+
+    def send(self, body: bytes) -> bool:
+        """False: the other end is gone, which `over` tells soon if it has not yet."""
+        if not self._channel.send(body):
+            return False
+        if self._channel.unread:
+            self._loop.add_writer(self._fd, self._writable)
+        return True
+
+    def _writable(self) -> None:
+        self._channel.flush()
+        if not self._channel.unread:
+            self._loop.remove_writer(self._fd)
+
+    def close(self) -> None:
+        if self._pulse is not None:
+            self._pulse.cancel()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            self._fd = -1
+        self._channel.close()
+
+
 class Client:
     """The connecting end, in a loop; it keeps itself connected to whoever listens at `path`.
 
     on_up: called after each connection, before any message; on_lost: once per lost connection; longest_wait:
-    seconds between two attempts. Callbacks must not block.
+    seconds between two attempts; asks: see `Line`. Callbacks must not block.
     """
 
     def __init__(
@@ -141,17 +221,16 @@ class Client:
         on_up: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         longest_wait: float = 2.0,
+        asks: bool = False,
     ) -> None:
         """messages: the union of message types that may arrive."""
-        self._path = str(path)
+        self._path, self._asks = str(path), asks
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._on_message, self._on_up, self._on_lost = on_message, on_up, on_lost
         self._longest, self._failures = longest_wait, 0
         self._loop = asyncio.get_running_loop()
-        self._channel: Channel | None = None
-        self._fd = -1
-        self._ended = False
+        self._line: Line | None = None
         self._timer: asyncio.Handle = self._loop.call_soon(self._open)
 
     def _open(self) -> None:
@@ -163,49 +242,16 @@ class Client:
             sock.close()
             self._retry()
             return
-        self._channel, self._fd, self._failures = Channel(sock), sock.fileno(), 0
-        self._loop.add_reader(self._fd, self._readable)
+        self._failures = 0
+        self._line = Line(sock, self._decode, self._on_message, self._lost, asks=self._asks)
         self._on_up()
-
-    def _readable(self) -> None:
-        channel = self._channel
-        assert channel is not None
-        for body in channel.receive():
-            try:
-                message = self._decode(body)
-            except msgspec.MsgspecError:
-                continue
-            self._on_message(message)
-            if self._ended:  # by what was called
-                return
-        if channel.closed:
-            self._lost()
 
     def send(self, message: Message) -> bool:
         """False when not connected."""
-        channel = self._channel
-        if channel is None or not channel.send(self._encode(message)):
-            return False  # why it is closed shows in `_readable`
-        if channel.unread:
-            self._loop.add_writer(self._fd, self._writable)
-        return True
-
-    def _writable(self) -> None:
-        channel = self._channel
-        assert channel is not None
-        channel.flush()
-        if not channel.unread:
-            self._loop.remove_writer(self._fd)
-
-    def _release(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
-            channel.close()
+        return self._line is not None and self._line.send(self._encode(message))
 
     def _lost(self) -> None:
-        self._release()
+        self._line = None
         self._retry()
         self._on_lost()
 
@@ -215,6 +261,49 @@ class Client:
         self._timer = self._loop.call_later(longest * (0.5 + random.random() / 2), self._open)
 
     def close(self) -> None:
-        self._ended = True
         self._timer.cancel()
-        self._release()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+
+class Server:
+    """The listening end, in a loop. It learns that a peer is gone when a send to it returns False, as
+    `link.Server` does. Raises OSError when it cannot listen at `path`."""
+
+    def __init__(self, path: Path, messages: Any, on_message: Callable[[bytes, Any], None]) -> None:
+        """messages: the union of message types that may arrive; on_message: gets the peer's name, too."""
+        self._path = path
+        self._decode = msgspec.msgpack.Decoder(messages).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._on_message = on_message
+        self._lines: dict[bytes, Line] = {}
+        self._count = 0
+        self._listener = listening(path)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._listener.fileno(), self._knock)
+
+    def _knock(self) -> None:
+        try:
+            sock = self._listener.accept()[0]
+        except OSError:  # it has left again
+            return
+        self._count += 1
+        peer = b"local %d" % self._count
+        self._lines[peer] = Line(sock, self._decode, partial(self._on_message, peer), partial(self._left, peer))
+
+    def _left(self, peer: bytes) -> None:
+        del self._lines[peer]
+
+    def send(self, peer: bytes, message: Message) -> bool:
+        """False when the peer is gone."""
+        line = self._lines.get(peer)
+        return line is not None and line.send(self._encode(message))
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exahpc.agent.entries import Entries, worth_telling
-from exahpc.wire import link
+from exahpc.wire import link, local
 from exahpc.wire.messages import AgentToEntry, Answers, Busy, Cancel, Done, Load, Room
 
 
@@ -112,6 +113,51 @@ def test_what_one_turn_of_the_loop_has_for_an_entry_leaves_in_one_message_in_ord
         entries.flush()
         await _until(lambda: len(heard) == 3)
         assert heard[2] == Busy("y", 1), "alone, it needs no envelope"
+        entry.close()
+        entries.close()
+
+    asyncio.run(story())
+
+
+def test_entries_of_this_node_come_through_the_door_and_others_over_the_network(tmp_path: Path) -> None:
+    async def story() -> None:
+        ctx, key, door = link.context(), link.FleetKey.make(), tmp_path / "a-0.2"
+        (tmp_path / "a-0.1").touch()  # of an agent that was killed
+        (tmp_path / "a-1.1").touch()  # of another task
+        heard: dict[bytes, Any] = {}
+        gone: list[bytes] = []
+        entries = Entries(ctx, key, "127.0.0.1", heard.__setitem__, gone.append, door)
+        assert {path.name for path in tmp_path.iterdir()} == {"a-0.2", "a-1.1"}
+        told: dict[str, list[Any]] = {"near": [], "far": []}
+        near = local.Client(door, AgentToEntry, told["near"].append)
+        far = link.Client(ctx, key, lambda: entries.address, AgentToEntry, told["far"].append)
+        await _until(lambda: near.send(Cancel("near")))
+        await _until(lambda: far.send(Cancel("far")))
+        await _until(lambda: len(heard) == 2)
+        for peer, message in heard.items():
+            entries.send(peer, Busy(message.request, 1))
+        entries.tell_room([Load(0, 10)], 1.0)
+        await _until(lambda: all(told.values()))
+        for name, messages in told.items():
+            assert messages == [Answers([Busy(name, 1), Room([Load(0, 10)])])]
+        near.close()
+        await _until(lambda: entries.tell_room([Load(0, len(gone))], 9.0) or gone or entries.flush())
+        assert [heard[peer] for peer in gone] == [Cancel("near")]
+        far.close()
+        entries.close()
+        assert not door.exists()
+
+    asyncio.run(story())
+
+
+def test_a_door_that_cannot_be_opened_is_missed_by_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        ctx, key, heard = link.context(), link.FleetKey.make(), list[Any]()
+        door = tmp_path / ("x" * 200)
+        entries = Entries(ctx, key, "127.0.0.1", lambda peer, message: heard.append(message), print, door)
+        entry = link.Client(ctx, key, lambda: entries.address, AgentToEntry, print)
+        await _until(lambda: entry.send(Cancel("x")))
+        await _until(lambda: heard)
         entry.close()
         entries.close()
 

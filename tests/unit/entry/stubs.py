@@ -6,13 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
-from exahpc.wire import link
+from exahpc.wire import link, local
 from exahpc.wire import messages as m
-from exahpc.wire.folder import Folder, HeadRecord
+from exahpc.wire.folder import Folder, HeadRecord, door
 
 T = TypeVar("T")
 
@@ -22,10 +23,28 @@ def text_of(first: int, last: int) -> str:
     return "".join(f"{i} " for i in range(first, last))
 
 
+class Servers:
+    """How entries come to an agent: over the network, and through its door where it has one."""
+
+    def __init__(self, key: link.FleetKey, door: Path | None, heard: Callable[[bytes, Any], None]) -> None:
+        self._network = link.Server(link.context(), key, "127.0.0.1", m.EntryToAgent, heard)
+        self._door = None if door is None else local.Server(door, m.EntryToAgent, heard)
+        self.address = self._network.address
+
+    def send(self, peer: bytes, message: m.AgentToEntry) -> bool:
+        return (self._door is not None and self._door.send(peer, message)) or self._network.send(peer, message)
+
+    def close(self) -> None:
+        self._network.close()
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+
 class StubAgent:
     """One agent with one replica in slot `task`. Its knobs may be turned at any time."""
 
-    def __init__(self, key: link.FleetKey, task: int, incarnation: int) -> None:
+    def __init__(self, key: link.FleetKey, task: int, incarnation: int, door: Path | None = None) -> None:
         self.task, self.incarnation, self.replica = task, incarnation, 1
         self.capacity, self.weight, self.version = 64, 1.0, ""
         self.interval = 0.002
@@ -38,8 +57,7 @@ class StubAgent:
         self.cancels: list[str] = []
         self.peer = b""
         self.running: dict[str, asyncio.Task[None]] = {}
-        self._ctx = link.context()
-        self.server = link.Server(self._ctx, key, "127.0.0.1", m.EntryToAgent, self._on)
+        self.server = Servers(key, door, self._on)
 
     def route(self) -> m.AgentRoute:
         routes = [m.Route(self.task, self.replica, self.capacity, self.weight)]
@@ -218,8 +236,9 @@ class Fleet:
         return m.FleetTable(self.epoch, self.version, [a.route() for a in self.agents.values()])
 
     def agent(self, task: int, incarnation: int = 1) -> StubAgent:
-        """Start an agent; `publish` makes it known."""
-        self.agents[task] = self.call(lambda: StubAgent(self.key, task, incarnation))
+        """Start an agent; `publish` makes it known. Those of odd tasks are met at their doors."""
+        path = door(self.folder.path, "a", task, incarnation) if task % 2 else None
+        self.agents[task] = self.call(lambda: StubAgent(self.key, task, incarnation, path))
         return self.agents[task]
 
     def renew(self) -> None:

@@ -188,3 +188,56 @@ def test_a_callback_may_close_its_own_client(tmp_path: Path, count: int) -> None
     stand = run(tmp_path / "s", scene)
     assert stand.heard == [Abort(0)]
     assert stand.events == ["up"]
+
+
+def test_a_server_speaks_to_each_of_its_peers_and_forgets_who_left(tmp_path: Path) -> None:
+    async def story() -> None:
+        peers: dict[Any, bytes] = {}
+        server = local.Server(
+            tmp_path / "s", Abort, lambda peer, message: peers.__setitem__(message.sequence, peer)
+        )
+        heard: list[list[Any]] = [[], []]
+        clients = [Client(tmp_path / "s", NoRoom, words.append) for words in heard]
+        for number, client in enumerate(clients):
+            await Stand.until(lambda client=client, number=number: client.send(Abort(number)))
+        await Stand.until(lambda: len(peers) == 2)
+        for number, peer in peers.items():
+            assert server.send(peer, NoRoom(number, "x"))
+        await Stand.until(lambda: all(heard))
+        assert heard == [[NoRoom(0, "x")], [NoRoom(1, "x")]]
+        clients[0].close()
+        await Stand.until(lambda: not server.send(peers[0], NoRoom(0, "y")))
+        assert server.send(peers[1], NoRoom(1, "y"))
+        assert not server.send(b"nobody", NoRoom(1, "y"))
+        server.close()
+        await Stand.until(lambda: not clients[1].send(Abort(1)))
+        clients[1].close()
+        assert not (tmp_path / "s").exists()
+
+    asyncio.run(story())
+
+
+def test_who_gives_no_sign_of_life_is_lost_and_who_only_has_nothing_to_say_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LIFE_SECONDS", 0.4)
+
+    async def story() -> None:
+        server = local.Server(tmp_path / "living", Abort, lambda peer, message: None)
+        listener = local.listening(tmp_path / "stopped")  # connects, as the kernel does for a stopped process
+        lost: list[str] = []
+        clients = [
+            Client(tmp_path / name, NoRoom, print, on_lost=lambda name=name: lost.append(name), asks=asks)
+            for name, asks in (("living", True), ("stopped", True), ("stopped", False))
+        ]
+        await Stand.until(lambda: lost)
+        await asyncio.sleep(0.5)
+        assert set(lost) == {"stopped"}
+        assert clients[0].send(Abort(1))
+        assert clients[2].send(Abort(1)), "it was not asked"
+        for client in clients:
+            client.close()
+        server.close()
+        listener.close()
+
+    asyncio.run(story())
