@@ -5,9 +5,9 @@ the others' over HTTP. Cases: plain requests of 16 tokens over 32 keep-alive con
 10,000 characters, as text (which ours tokenizes, and the others leave to their engines: the same one all the time,
 as the turns of a conversation repeat what was said, and hundreds of different ones) and as token ids (which nobody
 has to); 400 streams of one token every 20 ms; and, against no gateway at all ("direct"), what streams and requests
-at half of a side's load lose in time. Sides alternate, and so does which is first. Ours is there three times: as it
-is installed, entry and agent on one node; the same with the agent on another node, so that an encrypted link lies
-between them; and as pure Python (docs/howto/compiled.md).
+at half of a side's load lose in time. Sides alternate, and so does which is first. Ours is there three times: as
+it is installed, entry and agent on one node; the same with the agent on another node, so that an encrypted link
+lies between them; and as pure Python (docs/howto/compiled.md).
 """
 
 from __future__ import annotations
