@@ -138,19 +138,9 @@ class Stand:
         self, latency: dict[str, float] | None = None, env: Mapping[str, str] | None = None
     ) -> list[Process]:
         """One real agent a task, over emulated replicas. env: of the agents alone."""
-        text = json.dumps(latency or {})
+        program, text = "exahpc.lab.emulated.agent", json.dumps(latency or {})
         return [
-            self.start(
-                f"agent-{task}",
-                "exahpc.lab.emulated.agent",
-                "--pool",
-                "a",
-                "--task",
-                task,
-                "--latency",
-                text,
-                env=env,
-            )
+            self.start(f"agent-{task}", program, "--pool", "a", "--task", task, "--latency", text, env=env)
             for task in range(self.tasks)
         ]
 

@@ -41,7 +41,7 @@ TRANSITIONS: dict[tuple[ReplicaPhase, Step], ReplicaPhase] = {
 _STORY = 12  # transitions remembered for the message of a StateError
 _SAMPLE_SECONDS = 1.0
 SILENT_SECONDS = 8.0
-"""An idle replica that said nothing for so long is dead or stopped: it beats every second."""
+"""A replica that called itself idle and then said nothing for so long is stopped: it beats every second."""
 
 
 @dataclass
@@ -69,6 +69,8 @@ class Slot:
     busy: bool = False
     heard: float = 0.0
     """When the step last said anything."""
+    worked: bool = False
+    """It has had work since it last called itself idle: it may be deep in a step, even of one that was aborted."""
     last_token: float = 0.0
     last_move: float = 0.0
     tokens: int = 0
@@ -114,6 +116,7 @@ class Slot:
 
     def load(self, busy: bool, now: float) -> None:
         """Note whether work is in flight, and sample the token rate."""
+        self.worked |= busy
         if busy and not self.busy:  # the clock of a stall starts with the work
             self.last_token = self.last_move = now
         self.busy = busy
@@ -140,13 +143,14 @@ class Slot:
             return False
         return now - self.last_move > stall_seconds or now - self.last_token > 10 * stall_seconds
 
-    def silent(self, now: float) -> bool:
-        """It has nothing to do, and does not say so. One that works may be deep in a step: see `stalled`."""
-        return not self.busy and self.unlinked is None and now - self.heard > SILENT_SECONDS
+    def silent(self, now: float, stall_seconds: float) -> bool:
+        """It has nothing to do, and does not say so. One that works is judged by `stalled`."""
+        limit = stall_seconds if self.worked else SILENT_SECONDS
+        return not self.busy and self.unlinked is None and now - self.heard > limit
 
     def reset(self) -> None:
         """Forget what belonged to the last step."""
-        self.known = self.serving = self.killed = self.probing = self.busy = False
+        self.known = self.serving = self.killed = self.probing = self.busy = self.worked = False
         self.deadline = self.unlinked = None
         self.running = self.waiting = self.kv_free = self.steps = self.prefix_hits = self.preemptions = 0
         self.rate, self.idle = 0.0, ()

@@ -69,9 +69,9 @@ class Lineage:
 
     @property
     def succeeded(self) -> bool:
-        """Its successor is under way. One in a chain is not while it waits for its time and the job is not over:
-        until then the task is looked after as one that has none."""
-        return bool(self.heir) and (not self.tied or self.word in ENDED)
+        """Its successor is under way, or is being asked for. One in a chain is not while it waits for its time and
+        the job is not over: until then the task is looked after as one that has none."""
+        return self.state == "asked" or (bool(self.heir) and (not self.tied or self.word in ENDED))
 
     def forget(self) -> None:
         self.state, self.heir, self.endings = "none", "", 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import socket
@@ -23,8 +24,10 @@ import msgspec
 from exahpc.wire.link import MAX_MESSAGE_BYTES
 from exahpc.wire.messages import Message
 
+log = logging.getLogger(__name__)
+
 _SIZE = struct.Struct("<I")
-_CHUNK = 2**18  # bytes read at once; then other callbacks of the loop get their turn
+_CHUNK = 2**16  # bytes read at once; then other callbacks of the loop get their turn
 _MOST_UNREAD = 2**26
 """Bytes kept for an end that does not read: after that it counts as gone."""
 LIFE_SECONDS = 8.0
@@ -162,10 +165,11 @@ class Line:
                     self.send(b"")
                 continue
             try:
-                message = self._decode(body)
+                self._hear(self._decode(body))
             except msgspec.MsgspecError:
                 continue
-            self._hear(message)
+            except Exception:  # a defect must cost the others behind it nothing
+                log.exception("a message could not be handled")
             if self._fd < 0:  # closed by whoever heard it
                 return
         if channel.closed:

@@ -230,6 +230,7 @@ def test_a_submission_without_an_answer_is_looked_for_before_it_is_repeated(take
             story.acts.append((story.now, act))
             story.succession.submitted(act.key, "", "sbatch did not answer", story.now, unknown=True)
     assert story.succession.searching
+    assert story.succession.succeeded() == {"a/0"}, "recovery must not submit another one meanwhile"
     story.run(story.now + 60)
     records = running("100_0", state="pending", raw="PENDING") if taken else {}
     story.succession.search({"a": ["1", "100"]}, records, story.now)
@@ -237,6 +238,7 @@ def test_a_submission_without_an_answer_is_looked_for_before_it_is_repeated(take
     story.run(story.now + PATIENCE.settle)
     if not taken:
         story.succession.search({"a": ["1", "100"]}, records, story.now)
+        assert story.succession.succeeded() == set()
     story.run(story.now + 2 * RETRY_SECONDS)
     assert len(story.times(Succeed)) == (1 if taken else 2)
 
