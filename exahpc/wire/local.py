@@ -165,9 +165,11 @@ class Line:
                     self.send(b"")
                 continue
             try:
-                self._hear(self._decode(body))
+                message = self._decode(body)
             except msgspec.MsgspecError:
                 continue
+            try:
+                self._hear(message)
             except Exception:  # a defect must cost the others behind it nothing
                 log.exception("a message could not be handled")
             if self._fd < 0:  # closed by whoever heard it

@@ -170,6 +170,26 @@ def test_messages_larger_than_a_socket_holds_pass_whole_in_both_directions(tmp_p
     assert run(tmp_path / "s", scene).heard == words
 
 
+def test_a_callback_that_fails_costs_the_messages_behind_it_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stand: Stand) -> None:
+        def take(message: Any) -> None:
+            stand.heard.append(message)
+            if message == Abort(1):
+                raise msgspec.ValidationError("a defect")
+
+        stand.on_message = take
+        channel = await stand.accepted()
+        for number in range(3):
+            channel.send(msgspec.msgpack.encode(Abort(number)))
+        await stand.until(lambda: len(stand.heard) == 3)
+        channel.close()
+
+    run(tmp_path / "s", scene)
+    assert "a defect" in caplog.text
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_callback_may_close_its_own_client(tmp_path: Path, count: int) -> None:
     async def scene(stand: Stand) -> None:
