@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from exahpc.wire.local import Channel
+from exahpc.wire.channel import Channel
 from exahpc.wire.messages import Message
 
 

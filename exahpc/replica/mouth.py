@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from exahpc.wire import local
+from exahpc.wire.channel import Channel, listening
 from exahpc.wire.messages import Admits, Adopt, AgentToReplica, Message
 
 log = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ class Mouth:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._listener = local.listening(path)
+        self._listener = listening(path)
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._decode = msgspec.msgpack.Decoder(AgentToReplica).decode
         self._encode = msgspec.msgpack.Encoder().encode
-        self._channels: list[local.Channel] = []  # in the order in which they came: the last Adopt counts
-        self._agent: local.Channel | None = None
+        self._channels: list[Channel] = []  # in the order in which they came: the last Adopt counts
+        self._agent: Channel | None = None
         self._heard: deque[Message] = deque()
 
     @property
@@ -53,7 +53,7 @@ class Mouth:
         """Look at everybody. knocked: newcomers wait."""
         with contextlib.suppress(OSError):  # nobody more
             while knocked:
-                channel = local.Channel(self._listener.accept()[0])
+                channel = Channel(self._listener.accept()[0])
                 self._channels.append(channel)
                 self._epoll.register(channel, select.EPOLLIN)
         for channel in list(self._channels):
@@ -65,7 +65,7 @@ class Mouth:
             if channel.closed:
                 self._forget(channel)
 
-    def _take(self, channel: local.Channel, body: bytes) -> None:
+    def _take(self, channel: Channel, body: bytes) -> None:
         try:
             message = self._decode(body)
         except msgspec.MsgspecError as error:
@@ -80,11 +80,11 @@ class Mouth:
         else:
             self._heard.append(message)
 
-    def _await(self, channel: local.Channel) -> None:
+    def _await(self, channel: Channel) -> None:
         """Also wait until it can be written to, where something is left to write."""
         self._epoll.modify(channel, select.EPOLLIN | (select.EPOLLOUT if channel.unread else 0))
 
-    def _forget(self, channel: local.Channel) -> None:
+    def _forget(self, channel: Channel) -> None:
         self._epoll.unregister(channel)
         self._channels.remove(channel)
         channel.close()

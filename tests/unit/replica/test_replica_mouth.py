@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exahpc.replica.mouth import Mouth
-from exahpc.wire import local
+from exahpc.wire import channel
 from exahpc.wire.messages import Abort, Admit, Admits, Adopt, Message, NoRoom
 from tests.dialled import Dialled
 
@@ -97,7 +97,7 @@ def test_what_an_agent_does_not_read_yet_is_kept_and_arrives_in_order(mouth: Mou
 def test_an_agent_that_never_reads_counts_as_gone_in_the_end(
     mouth: Mouth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_MOST_UNREAD", 10_000)
+    monkeypatch.setattr(channel, "_MOST_UNREAD", 10_000)
     agent = Dialled(tmp_path / "s")
     agent.send(Adopt("a"))
     hear(mouth, 1)
@@ -112,7 +112,7 @@ def test_an_agent_that_never_reads_counts_as_gone_in_the_end(
 
 def test_what_a_dead_replica_left_at_its_path_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    local.listening(path).close()
+    channel.listening(path).close()
     assert path.exists()
     mouth = Mouth(path)
     agent = Dialled(path)

@@ -3,75 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exahpc.wire import local
-from exahpc.wire.link import MAX_MESSAGE_BYTES
-from exahpc.wire.local import Channel, Client
+from exahpc.wire.channel import Channel, listening
+from exahpc.wire.local import Client
 from exahpc.wire.messages import Abort, NoRoom, StopReplica
 
 Heard = Abort | NoRoom | StopReplica
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-@given(st.lists(st.binary(max_size=50), max_size=20), st.lists(st.integers(1, 40), min_size=1, max_size=50))
-def test_messages_come_out_as_they_went_in_however_their_bytes_arrive(words: list[bytes], cuts: list[int]) -> None:
-    raw, end = pair()
-    channel = Channel(end)
-    data = b"".join(struct.pack("<I", len(word)) + word for word in words)
-    heard: list[bytes] = []
-    at = turn = 0
-    while at < len(data):
-        size = cuts[turn % len(cuts)]
-        raw.sendall(data[at : at + size])
-        heard += channel.receive()
-        at, turn = at + size, turn + 1
-    raw.close()
-    assert heard == words
-    assert channel.receive() == []
-    assert channel.closed
-    channel.close()
-
-
-def test_a_length_beyond_all_bounds_ends_the_channel_and_what_came_before_counts() -> None:
-    raw, end = pair()
-    channel = Channel(end)
-    raw.sendall(struct.pack("<I", 2) + b"ok" + struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-    assert channel.receive() == [b"ok"]
-    assert channel.closed
-    channel.close()
-    raw.close()
-
-
-def test_what_came_before_the_other_ends_death_can_be_read_after_a_send_has_failed() -> None:
-    a, b = pair()
-    dying, channel = Channel(a), Channel(b)
-    assert dying.send(b"last word")
-    dying.close()
-    assert not all(channel.send(b"x") for _ in range(3))
-    assert channel.receive() == [b"last word"]
-    assert channel.receive() == []
-    assert channel.closed
-    channel.close()
 
 
 class Stand:
     """A client in a loop, what it tells, and a listener that it finds."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.listener = path, local.listening(path)
+        self.path, self.listener = path, listening(path)
         self.heard: list[Any] = []
         self.events: list[str] = []
         self.on_message: Callable[[Any], None] = self.heard.append
@@ -136,7 +87,7 @@ def test_nobody_there_means_that_nothing_is_sent_until_somebody_listens(tmp_path
         stand.path.unlink()
         await stand.until(lambda: not stand.client.send(Abort(1)))
         assert not stand.client.send(Abort(1))
-        stand.listener = local.listening(stand.path)
+        stand.listener = listening(stand.path)
         await stand.until(lambda: stand.client.send(Abort(2)))
 
     assert run(tmp_path / "s", scene).events[-1] == "up"
@@ -244,7 +195,7 @@ def test_who_gives_no_sign_of_life_is_lost_and_who_only_has_nothing_to_say_is_no
 
     async def story() -> None:
         server = local.Server(tmp_path / "living", Abort, lambda peer, message: None)
-        listener = local.listening(tmp_path / "stopped")  # connects, as the kernel does for a stopped process
+        listener = listening(tmp_path / "stopped")  # connects, as the kernel does for a stopped process
         lost: list[str] = []
         clients = [
             Client(tmp_path / name, NoRoom, print, on_lost=lambda name=name: lost.append(name), asks=asks)
