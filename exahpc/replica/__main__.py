@@ -14,7 +14,7 @@ from exahpc.replica.guard import guarded
 @click.option("--pool", required=True)
 @click.option("--slot", type=int, required=True, help="Number of the replica in its pool.")
 @click.option("--incarnation", type=int, required=True)
-@click.option("--socket", type=click.Path(path_type=Path), required=True, help="Where rank 0 listens (ipc).")
+@click.option("--socket", type=click.Path(path_type=Path), required=True, help="Where rank 0 listens.")
 @click.option("--version", default="", help="Label of the deployment file to serve; default: deployment.toml.")
 def main(folder: Path, pool: str, slot: int, incarnation: int, socket: Path, version: str) -> None:
     """One rank of a replica; its world must have tensor_parallel x pipeline_parallel ranks."""
