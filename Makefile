@@ -146,7 +146,7 @@ compiled: dev ## this checkout with compiled modules, in .cache/compiled (docs/h
 # To serve, `run` installs the same. Left out: tests with stand-ins for our own classes, which compiled code does not take. -p: before tests can import it.
 test-compiled: compiled ## the unit tests of what is compiled, against the compiled modules
 	@echo "== unit tests of compiled modules"
-	$(WITH_COMPILED) $(PYTEST) -q -p exahpc tests/unit/entry tests/unit/agent tests/unit/openai tests/unit/wire \
+	tests/steady .pytest_cache/compiled $(WITH_COMPILED) $(PYTEST) -q -p exahpc tests/unit/entry tests/unit/agent tests/unit/openai tests/unit/wire \
 	    --ignore tests/unit/agent/test_agent_untold.py --ignore tests/unit/agent/test_agent_traffic.py \
 	    -k "not before_any_agent_is_known"
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -161,11 +161,11 @@ def test_chat_without_a_template_names_the_other_endpoint() -> None:
     assert "/v1/completions" in found.message
 
 
-def test_a_defect_of_ours_costs_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_ours_costs_one_request_only() -> None:
     made = relay()
-    monkeypatch.setattr(Tokenizer, "decode", None)
-    monkeypatch.setattr("exahpc.agent.relay.prepare", lambda *_: 1 / 0)
-    assert refusal(made, submit()).status == 500
+    made.replica_up(ReplicaHello("p", 1, 7, 4, 256, cast(Any, "no number"), ""))
+    assert refusal(made, submit(slot=1)).status == 500
+    assert admits(made.submit(P, submit("next"), 0))
 
 
 # --- what a replica is given ----------------------------------------------------------------------------------
