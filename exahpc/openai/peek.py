@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder(Given).decode
 def peek(body: bytes, kind: Kind) -> Peek:
     """Read the routing fields of `body`. Raises RequestError (400) when it is no JSON object.
 
-    Given of a wrong type count as absent: the agent validates fully and names what is wrong.
+    Fields of a wrong type count as absent: the agent validates fully and names what is wrong.
     """
     try:
         found = _decode(body)
