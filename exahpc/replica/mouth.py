@@ -73,6 +73,7 @@ class Mouth:
             return
         if isinstance(message, Adopt):
             self._agent = channel
+            self._heard.clear()  # each answer would go to the new one, which would take a hello for one more link
         if channel is not self._agent:
             return
         if isinstance(message, Admits):
