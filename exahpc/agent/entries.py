@@ -123,7 +123,7 @@ class Entries:
 
 def _opened(door: Path, on_message: Callable[[bytes, Any], None]) -> local.Server | None:
     """None when it cannot be: nobody needs it. What dead agents of this task left beside it goes."""
-    for old in door.parent.glob(f"{door.stem}.*"):
+    for old in door.parent.glob(f"{door.name.partition('.')[0]}.*.door"):
         old.unlink(missing_ok=True)
     try:
         return local.Server(door, EntryToAgent, on_message)

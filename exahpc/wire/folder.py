@@ -128,7 +128,7 @@ def door(folder: Path, pool: str, task: int, incarnation: int) -> Path:
 
     Raises LinkError as `runtime_directory` does.
     """
-    return runtime_directory(folder, node_name()) / f"{pool}-{task}.{incarnation}"
+    return runtime_directory(folder, node_name()) / f"{pool}-{task}.{incarnation}.door"
 
 
 class Folder:

@@ -121,13 +121,21 @@ def test_what_one_turn_of_the_loop_has_for_an_entry_leaves_in_one_message_in_ord
 
 def test_entries_of_this_node_come_through_the_door_and_others_over_the_network(tmp_path: Path) -> None:
     async def story() -> None:
-        ctx, key, door = link.context(), link.FleetKey.make(), tmp_path / "a-0.2"
-        (tmp_path / "a-0.1").touch()  # of an agent that was killed
-        (tmp_path / "a-1.1").touch()  # of another task
+        ctx, key, door = link.context(), link.FleetKey.make(), tmp_path / "a-0.12.door"
+        (tmp_path / "a-0.9.door").touch()  # of an agent that was killed
+        others = {
+            "a-1.1.door",  # of another task
+            "a-0-0.1.door",  # of a task of a pool named "a-0", and what belongs to its replicas
+            "a-0.0.1.sock",
+            "a-0.0.json",
+        }
+        for name in others:
+            (tmp_path / name).touch()
+        (tmp_path / "a-0.0.1.tmp").mkdir()
         heard: dict[bytes, Any] = {}
         gone: list[bytes] = []
         entries = Entries(ctx, key, "127.0.0.1", heard.__setitem__, gone.append, door)
-        assert {path.name for path in tmp_path.iterdir()} == {"a-0.2", "a-1.1"}
+        assert {path.name for path in tmp_path.iterdir()} == others | {"a-0.12.door", "a-0.0.1.tmp"}
         told: dict[str, list[Any]] = {"near": [], "far": []}
         near = local.Client(door, AgentToEntry, told["near"].append)
         far = link.Client(ctx, key, lambda: entries.address, AgentToEntry, told["far"].append)
