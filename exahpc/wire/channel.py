@@ -95,6 +95,16 @@ class Channel:
         self._in += data
         return self._split()
 
+    def rest(self) -> list[bytes]:
+        """All that is left, where the other end died and had not read everything; then nothing comes any more.
+
+        The kernel calls that an error of the socket, after which uvloop watches it no longer."""
+        found: list[bytes] = []
+        if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            while not self.closed:
+                found += self.receive()
+        return found
+
     def _split(self) -> list[bytes]:
         """Take whole messages out of what came."""
         found: list[bytes] = []

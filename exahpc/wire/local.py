@@ -54,7 +54,10 @@ class Line:
     def _readable(self) -> None:
         channel = self._channel
         self._unanswered = 0
-        for body in channel.receive():
+        bodies = channel.receive()
+        if not channel.closed:
+            bodies += channel.rest()
+        for body in bodies:
             if not body:
                 if not self._asks:
                     self.send(b"")

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from exahpc.wire import local
 from exahpc.wire.channel import Channel, listening
 from exahpc.wire.local import Client
 from exahpc.wire.messages import Abort, NoRoom, StopReplica
+from tests.unit.wire.test_wire_channel import pair
 
 Heard = Abort | NoRoom | StopReplica
 
@@ -212,3 +214,24 @@ def test_who_gives_no_sign_of_life_is_lost_and_who_only_has_nothing_to_say_is_no
         listener.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("size", [1, 150])
+def test_the_end_of_one_that_died_before_it_had_read_all_is_noticed_behind_its_last_words(
+    loop: Callable[[], asyncio.AbstractEventLoop], size: int
+) -> None:
+    async def story() -> None:
+        a, b = pair()
+        dying, events = Channel(a), list[bytes]()
+        words = [b"%d" % number * 1000 for number in range(size)]
+        sent = [word for word in words if dying.send(word) and not dying.unread]
+        line = local.Line(b, bytes, events.append, lambda: events.append(b"over"))
+        assert line.send(b"never read")
+        dying.close()
+        await Stand.until(lambda: b"over" in events)
+        assert events == [*sent, b"over"]
+        assert not line.send(b"x")
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
