@@ -185,8 +185,24 @@ class Dispatch:
         heard, up, lost = (partial(f, agent) for f in (self._from_agent, self._link_up, self._link_lost))
         door = None if self._door is None else self._door(agent)
         if door is not None and door.exists():
-            self._links[agent.key] = local.Client(door, m.AgentToEntry, heard, on_up=up, on_lost=lost, asks=True)
+            self._links[agent.key] = local.Client(
+                door,
+                m.AgentToEntry,
+                heard,
+                on_up=up,
+                on_lost=lost,
+                asks=True,
+                on_refused=partial(self._dial, agent),
+            )
             return
+        self._dial(agent)
+
+    def _dial(self, agent: Agent) -> None:
+        """Go to its address: it is on another node, or nobody is behind its door (any more)."""
+        old = self._links.pop(agent.key, None)
+        if old is not None:
+            old.close()
+        heard, up, lost = (partial(f, agent) for f in (self._from_agent, self._link_up, self._link_lost))
         self._links[agent.key] = link.Client(
             self._ctx,
             self._key,

@@ -41,15 +41,16 @@ class Line:
         hear: Callable[[Any], None],
         over: Callable[[], None],
         *,
-        asks: bool = False,
+        asks: Callable[[], None] | None = None,
     ) -> None:
-        """asks: for signs of life; an end that gives none for LIFE_SECONDS counts as gone."""
+        """asks: for signs of life, and this is called at the first one, before any message; an end that gives none
+        for LIFE_SECONDS counts as gone."""
         self._channel, self._fd = Channel(sock), sock.fileno()
         self._decode, self._hear, self._over = decode, hear, over
-        self._asks, self._unanswered = asks, 0
+        self._asks, self._lives, self._unanswered = asks is not None, asks, 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._readable)
-        self._pulse = self._loop.call_later(LIFE_SECONDS / _TRIES, self._ask) if asks else None
+        self._pulse: asyncio.Handle | None = self._loop.call_soon(self._ask) if self._asks else None
 
     def _readable(self) -> None:
         channel = self._channel
@@ -57,6 +58,11 @@ class Line:
         bodies = channel.receive()
         if not channel.closed:
             bodies += channel.rest()
+        if bodies and self._lives is not None:
+            lives, self._lives = self._lives, None
+            lives()
+            if self._fd < 0:
+                return
         for body in bodies:
             if not body:
                 if not self._asks:
@@ -112,8 +118,10 @@ class Line:
 class Client:
     """The connecting end, in a loop; it keeps itself connected to whoever listens at `path`.
 
-    on_up: called after each connection, before any message; on_lost: once per lost connection; longest_wait:
-    seconds between two attempts; asks: see `Line`. Callbacks must not block.
+    on_up: called after each connection, before any message; on_lost: once per connection of which on_up told;
+    longest_wait: seconds between two attempts; asks: see `Line`, and nobody is connected before the first sign of
+    life: the kernel also connects to a stopped process; on_refused: called instead of another attempt where nobody
+    listens. Callbacks must not block.
     """
 
     def __init__(
@@ -126,38 +134,52 @@ class Client:
         on_lost: Callable[[], None] = lambda: None,
         longest_wait: float = 2.0,
         asks: bool = False,
+        on_refused: Callable[[], None] | None = None,
     ) -> None:
         """messages: the union of message types that may arrive."""
         self._path, self._asks = str(path), asks
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._on_message, self._on_up, self._on_lost = on_message, on_up, on_lost
+        self._on_refused = on_refused
         self._longest, self._failures = longest_wait, 0
+        self.up = False
         self._loop = asyncio.get_running_loop()
         self._line: Line | None = None
         self._timer: asyncio.Handle = self._loop.call_soon(self._open)
 
     def _open(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
             sock.connect(self._path)
-        except OSError:  # not there yet, or not any more
-            sock.close()
-            self._retry()
+        except OSError as error:  # not there yet, or not any more; too many wait there; no descriptor is free
+            if sock is not None:
+                sock.close()
+            if self._on_refused is not None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                self._on_refused()
+            else:
+                self._retry()
             return
-        self._failures = 0
-        self._line = Line(sock, self._decode, self._on_message, self._lost, asks=self._asks)
+        asks = self._connected if self._asks else None
+        self._line = Line(sock, self._decode, self._on_message, self._lost, asks=asks)
+        if asks is None:
+            self._connected()
+
+    def _connected(self) -> None:
+        self.up, self._failures = True, 0
         self._on_up()
 
     def send(self, message: Message) -> bool:
         """False when not connected."""
-        return self._line is not None and self._line.send(self._encode(message))
+        return self.up and self._line is not None and self._line.send(self._encode(message))
 
     def _lost(self) -> None:
-        self._line = None
+        was_up, self.up, self._line = self.up, False, None
         self._retry()
-        self._on_lost()
+        if was_up:
+            self._on_lost()
 
     def _retry(self) -> None:
         self._failures += 1
@@ -166,6 +188,7 @@ class Client:
 
     def close(self) -> None:
         self._timer.cancel()
+        self.up = False
         line, self._line = self._line, None
         if line is not None:
             line.close()

@@ -36,6 +36,9 @@ class Servers:
 
     def close(self) -> None:
         self._network.close()
+        self.close_door()
+
+    def close_door(self) -> None:
         if self._door is not None:
             self._door.close()
             self._door = None

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+from exahpc.wire import local
 from exahpc.wire import messages as m
+from exahpc.wire.folder import door
 from tests.unit.entry.conftest import KEY, Own, Running
 from tests.unit.entry.stubs import Fleet, StubAgent, text_of
 from tests.unit.entry.test_entry_http import ASK, stream
@@ -57,6 +59,29 @@ def test_an_agent_that_dies_under_a_request_costs_its_client_nothing(
     assert again.first is not (streams and bool(resume.ids))
     assert again.seed == first.seed
     assert entry.metric("exahpc_resent_total") == 1
+
+
+def test_an_agent_behind_whose_door_nobody_is_is_met_at_its_address(entry: Running, fleet: Fleet) -> None:
+    for old in fleet.agents.values():
+        fleet.call(old.close)
+    fleet.agents.clear()
+    left = door(fleet.folder.path, "a", 2, 1)
+    local.listening(left).close()
+    fleet.agent(2)
+    fleet.publish()
+    assert stream(entry, 4) == text_of(0, 4)
+    left.unlink()
+
+
+def test_an_agent_whose_door_was_removed_is_met_at_its_address_once_the_link_is_lost(
+    entry: Running, fleet: Fleet
+) -> None:
+    near = fleet.agents[1]
+    fleet.call(fleet.agents.pop(0).close)
+    fleet.publish()
+    assert stream(entry, 4) == text_of(0, 4)
+    fleet.call(near.server.close_door)
+    assert stream(entry, 4) == text_of(0, 4)
 
 
 def test_choices_resume_each_where_it_was(entry: Running, fleet: Fleet) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,14 +200,29 @@ def test_who_gives_no_sign_of_life_is_lost_and_who_only_has_nothing_to_say_is_no
     async def story() -> None:
         server = local.Server(tmp_path / "living", Abort, lambda peer, message: None)
         listener = listening(tmp_path / "stopped")  # connects, as the kernel does for a stopped process
-        lost: list[str] = []
+        events: list[str] = []
         clients = [
-            Client(tmp_path / name, NoRoom, print, on_lost=lambda name=name: lost.append(name), asks=asks)
+            Client(
+                tmp_path / name,
+                NoRoom,
+                print,
+                on_up=lambda name=name: events.append(f"{name} up"),
+                on_lost=lambda name=name: events.append(f"{name} lost"),
+                asks=asks,
+            )
             for name, asks in (("living", True), ("stopped", True), ("stopped", False))
         ]
-        await Stand.until(lambda: lost)
-        await asyncio.sleep(0.5)
-        assert set(lost) == {"stopped"}
+        await Stand.until(lambda: len(events) == 2)
+        assert set(events) == {"living up", "stopped up"}, "the second one was not asked"
+        assert not clients[1].send(Abort(1)), "nobody has answered yet"
+        before_it_stopped = Channel(listener.accept()[0])
+        before_it_stopped.send(b"")
+        await Stand.until(lambda: len(events) == 3)
+        assert clients[1].send(Abort(1))
+        await Stand.until(lambda: len(events) == 4)
+        await asyncio.sleep(0.5)  # it can be connected to, but there is no life in it
+        assert events[2:] == ["stopped up", "stopped lost"]
+        assert not clients[1].send(Abort(1))
         assert clients[0].send(Abort(1))
         assert clients[2].send(Abort(1)), "it was not asked"
         for client in clients:
@@ -235,3 +252,34 @@ def test_the_end_of_one_that_died_before_it_had_read_all_is_noticed_behind_its_l
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(story())
+
+
+def test_who_has_no_descriptor_left_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, failures = socket.socket, [OSError(errno.EMFILE, "Too many open files")]
+
+    def scarce(*args: Any, **keywords: Any) -> socket.socket:
+        if failures:
+            raise failures.pop()
+        return made(*args, **keywords)
+
+    async def scene(stand: Stand) -> None:
+        monkeypatch.setattr(socket, "socket", scarce)
+        (await stand.accepted()).close()
+
+    assert run(tmp_path / "s", scene).events[0] == "up"
+    assert not failures
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_where_nobody_listens_its_owner_is_told_if_it_wants_to_be(tmp_path: Path, left: bool) -> None:
+    async def story() -> None:
+        if left:
+            listening(tmp_path / "s").close()
+        refused: list[bool] = []
+        client = Client(tmp_path / "s", NoRoom, print, on_refused=lambda: refused.append(True), longest_wait=0.01)
+        await Stand.until(lambda: refused)
+        await asyncio.sleep(0.05)
+        assert refused == [True], "and asks no more"
+        client.close()
+
+    asyncio.run(story())
