@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
-from exahpc.agent.choice import Choice
-from exahpc.agent.job import Job
-from exahpc.agent.service import Meter
+from exahpc.agent.service import Booked, Meter
 from exahpc.wire.messages import Load, ReplicaHello
+
+Choice = TypeVar("Choice", bound=Booked)
 
 EXPECTED = 0.5
 """Share of the tokens which a running sequence may still generate that is expected to come."""
@@ -26,7 +27,7 @@ ONLINE_FIRST_SECONDS = 1.0
 """After an online request was refused, no batch row starts for so long: what comes free is for its next try."""
 
 
-class Capacity:
+class Capacity(Generic[Choice]):
     """running: by sequence id; online, rows: choices that wait for a place; outstanding: tokens still to be
     prefilled or generated, waiting ones included; alone: choices that run or wait which nothing may run beside;
     refused: when an online request last found no room; meter: how well it serves."""
@@ -68,7 +69,7 @@ class Capacity:
         return Load(self.hello.slot, self.outstanding, sequences, min(1.0, held / self.hello.tokens))
 
     @staticmethod
-    def _expected(running: Iterable[Choice]) -> int:
+    def _expected(running: Iterable[Booked]) -> int:
         """KV tokens of these sequences: what they hold, and a share of what they may still generate."""
         return sum(c.need - int((1 - EXPECTED) * (c.left - c.prefill)) for c in running)
 
@@ -144,7 +145,6 @@ class Capacity:
             queue.remove(choice)
         return False
 
-    def jobs(self) -> Iterator[Job]:
-        """Everything that depends on this replica."""
-        choices = [*self.running.values(), *self.online, *self.rows]
-        return iter(dict.fromkeys(choice.job for choice in choices))
+    def choices(self) -> Iterator[Choice]:
+        """All that depends on this replica."""
+        return iter([*self.running.values(), *self.online, *self.rows])

@@ -132,8 +132,6 @@ class AgentCore:
     def _lives(
         self, slot: Slot, event: Hello | CanaryEnded | LinkLost | Ended | Moved | Beat, now: float
     ) -> list[Action]:
-        if not isinstance(event, LinkLost):
-            slot.heard = now
         match event:
             case Hello():
                 return self._hello(slot, now)
@@ -150,7 +148,6 @@ class AgentCore:
                 if event.steps != slot.steps:
                     slot.moved(now, 0)
                 slot.running, slot.waiting, slot.kv_free = event.running, event.waiting, event.kv_free
-                slot.worked &= bool(event.running or event.waiting)
                 slot.steps, slot.idle = event.steps, event.idle
                 slot.prefix_hits, slot.preemptions = event.prefix_hits, event.preemptions
                 return []
@@ -270,8 +267,6 @@ class AgentCore:
             return f"no canary answer in time: still {slot.phase} (recovery.ready_seconds, recovery.stall_seconds)"
         if slot.phase != "loading" and slot.unlinked is not None and now - slot.unlinked > LINK_GRACE:
             return f"its socket was lost for {LINK_GRACE:g} s while the step lived on"
-        if slot.phase == "ready" and slot.silent(now, self._recovery.stall_seconds):
-            return f"not a word for {now - slot.heard:.1f} s, though it has nothing else to do"
         if slot.phase == "ready" and slot.stalled(now, self._recovery.stall_seconds):
             return (
                 f"stalled: work in flight but no token for {now - slot.last_token:.1f} s "

@@ -62,7 +62,7 @@ class Relay:
         self._stories = Stories()
         self._deployment, self._version = deployment, version
         self._tokenizer = tokenizer
-        self._slots: dict[int, Capacity] = {}
+        self._slots: dict[int, Capacity[Choice]] = {}
         self._jobs = Jobs()
         self._untold = Untold()
         self._life_at = float("-inf")
@@ -184,7 +184,7 @@ class Relay:
         why = f"replica {slot} was lost under this request"
         if own_exit:
             why = f"replica {slot} ended by itself: {story}"
-        for job in list(capacity.jobs()):
+        for job in dict.fromkeys([choice.job for choice in capacity.choices()]):
             if any(choice.sequence for choice in job.choices):
                 actions += self._lose(job, why, own_exit=own_exit)
             else:  # it only waited: nothing was lost, and it cannot be the cause
@@ -265,7 +265,7 @@ class Relay:
         job = choice.job
         return [*self._drop(job), outcomes.refused(job.peer, job.name, job.attempt, error)]
 
-    def _turn_away(self, job: Job, capacity: Capacity) -> list[Action]:
+    def _turn_away(self, job: Job, capacity: Capacity[Choice]) -> list[Action]:
         """The replica does not take it after all: what there is of the request is told, it may go on elsewhere."""
         capacity.refused = self._now
         told = frames(job.choices)
@@ -343,7 +343,7 @@ class Relay:
             log.exception("a request could not be prepared")
             return RequestError("the request could not be prepared: a defect", status=500, type="server_error")
 
-    def _begin(self, job: Job, capacity: Capacity, waiting: list[Choice]) -> list[Action]:
+    def _begin(self, job: Job, capacity: Capacity[Choice], waiting: list[Choice]) -> list[Action]:
         job.came = self._now
         if job.told:
             where = told(request=job.name, attempt=job.attempt, slot=job.slot)
@@ -359,7 +359,7 @@ class Relay:
                     self._untold.soon(choice)
         return self._start_waiting(capacity)
 
-    def _start_waiting(self, capacity: Capacity) -> list[Action]:
+    def _start_waiting(self, capacity: Capacity[Choice]) -> list[Action]:
         actions: list[Action] = []
         while (choice := capacity.next(self._now)) is not None:
             self._sequence += 1
@@ -374,7 +374,7 @@ class Relay:
             actions.append(ToReplica(capacity.hello.slot, admit))
         return actions
 
-    def _end(self, choice: Choice, capacity: Capacity, reason: Finish) -> list[Action]:
+    def _end(self, choice: Choice, capacity: Capacity[Choice], reason: Finish) -> list[Action]:
         job = choice.job
         job.odd |= capacity.meter.ended(choice, self._now)
         capacity.leave(choice)

@@ -32,6 +32,10 @@ CANARY_SEQUENCE = 0  # the relay numbers its sequences from 1
 CANARY_PROMPT = [1, 2, 3]  # token ids that every vocabulary has
 CANARY_TOKENS = 4
 _LONGEST_WAIT = 0.25  # the socket is local: looking for it costs nothing
+SILENT_SECONDS = 8.0
+"""A replica that called itself idle, got no work and said nothing for so long is stopped: it beats every second.
+One that works may be deep in a step, and is judged by its tokens."""
+_LOOKS = 4
 
 
 class Replica:
@@ -52,6 +56,8 @@ class Replica:
         self._on_tokens, self._on_no_room = on_tokens, on_no_room
         self._canary: int | None = None  # tokens so far, while a canary runs
         self._admits: list[Admit] = []  # leave at the end of this turn of the loop
+        self._idle = self._given = False  # it said so last; it got something since its last beat
+        self._missed = 0  # looks in a row that saw no word of it
         self._loop = asyncio.get_running_loop()
         self._socket = Path(step.record.socket)
         self._client = local.Client(
@@ -62,15 +68,25 @@ class Replica:
             on_lost=lambda: emit(LinkLost(self.slot, self.incarnation)),
             longest_wait=_LONGEST_WAIT,
         )
+        self._looking = self._loop.call_later(SILENT_SECONDS / _LOOKS, self._look)
         step.watch(self._ended)
 
     def _greet(self) -> None:
         """Each connection begins with nothing running: what an older one started is dropped by the replica."""
-        self._canary = None
+        self._canary, self._idle, self._given = None, False, True
         self._admits.clear()
         self._client.send(Adopt(self._agent))
 
+    def _look(self) -> None:
+        """Looks are counted, not timed: an agent that slept itself has missed one at most."""
+        self._looking = self._loop.call_later(SILENT_SECONDS / _LOOKS, self._look)
+        self._missed += 1
+        if self._idle and self._missed > _LOOKS:
+            log.warning("slot %d says nothing, though it has nothing else to do", self.slot)
+            self._client.reconnect()
+
     def _heard(self, message: ReplicaHello | Tokens | ReplicaBeat | NoRoom) -> None:
+        self._missed = 0
         match message:
             case Tokens():
                 if self._canary is not None:
@@ -79,6 +95,8 @@ class Replica:
                     self._emit(Moved(self.slot, self.incarnation, len(message.tokens)))
                     self._on_tokens(self.slot, message)
             case ReplicaBeat():
+                # of what it was just given, a beat that was on its way knows nothing
+                self._idle, self._given = not (message.running or message.waiting or self._given), False
                 self._emit(
                     Beat(
                         self.slot,
@@ -106,7 +124,7 @@ class Replica:
 
     def probe(self) -> None:
         """Run the canary: a short greedy generation through all ranks. Ends in CanaryEnded, or in silence."""
-        self._canary = 0
+        self._canary, self._idle, self._given = 0, False, True
         self._client.send(
             Admit(
                 sequence=CANARY_SEQUENCE,
@@ -143,6 +161,7 @@ class Replica:
     def send(self, message: Message) -> None:
         """In order. Sequences that come in one turn of the loop leave at its end in one message: under load, a
         message costs more than what the agent does for a token."""
+        self._idle, self._given = False, True
         if isinstance(message, Admit):
             if not self._admits:
                 self._loop.call_soon(self._flush)
@@ -162,10 +181,14 @@ class Replica:
             self.step.kill()
 
     def _ended(self, verdict: Verdict) -> None:
-        self._client.close()
+        self._close()
         self._emit(Ended(self.slot, self.incarnation, verdict.story, verdict.own_exit))
 
     def release(self) -> None:
         """Let go; the step lives on."""
-        self._client.close()
+        self._close()
         self.step.release()
+
+    def _close(self) -> None:
+        self._looking.cancel()
+        self._client.close()

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from exahpc.telemetry.meters import AgentMeter
 from exahpc.wire.messages import Service
-
-if TYPE_CHECKING:
-    from exahpc.agent.choice import Choice
 
 ODD_TOKENS = 32
 """A sequence of so many tokens that are all the same one is odd: a replica that computes nothing but zeros or NaN
@@ -48,6 +45,36 @@ class Timing:
         return tokens
 
 
+class Owner(Protocol):
+    """What the books must know of a request (`job.Job`)."""
+
+    @property
+    def row(self) -> bool: ...
+    @property
+    def alone(self) -> bool: ...
+
+
+class Booked(Protocol):
+    """What the books must know of a sequence: `choice.Choice`, or the simulator's. A class would not do: compiled
+    code takes only what it names."""
+
+    left: int
+    sequence: int
+
+    @property
+    def job(self) -> Owner: ...
+    @property
+    def timing(self) -> Timing: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def new(self) -> int: ...
+    @property
+    def need(self) -> int: ...
+    @property
+    def prefill(self) -> int: ...
+
+
 class Meter:
     """One incarnation of a replica. window: requests that medians are taken of, at most; memory: seconds after
     which a request does not count any more once newer ones have come; agent: measures for all replicas; online:
@@ -60,7 +87,7 @@ class Meter:
         self._agent = agent or AgentMeter()
         self._recent: deque[tuple[float, Timing]] = deque(maxlen=window)
 
-    def first(self, choice: Choice, token: int, now: float) -> None:
+    def first(self, choice: Booked, token: int, now: float) -> None:
         """The first token of a sequence, before the choice has counted it."""
         timing = choice.timing
         timing.ttft, timing.at = now - timing.at, now
@@ -71,7 +98,7 @@ class Meter:
         if not self._gives_way(choice):
             self._recent.append((now, timing))
 
-    def ended(self, choice: Choice, now: float) -> bool:
+    def ended(self, choice: Booked, now: float) -> bool:
         """A sequence ended well, and was counted and told. True when it looks odd."""
         timing = choice.timing
         if choice.count > timing.counted:
@@ -80,7 +107,7 @@ class Meter:
             return choice.new > 0
         return timing.only != VARIED and choice.count - timing.before >= ODD_TOKENS
 
-    def _look(self, choice: Choice, now: float) -> None:
+    def _look(self, choice: Booked, now: float) -> None:
         timing = choice.timing
         before = timing.tbt
         tokens = timing.look(choice.count, now)
@@ -89,10 +116,10 @@ class Meter:
         if self._gives_way(choice):
             timing.tbt = before
 
-    def _gives_way(self, choice: Choice) -> bool:
+    def _gives_way(self, choice: Booked) -> bool:
         return self.online > 0 and choice.job.row
 
-    def service(self, running: Iterable[Choice], now: float) -> Service:
+    def service(self, running: Iterable[Booked], now: float) -> Service:
         """The figures as of now."""
         pending: list[float] = []
         for choice in running:

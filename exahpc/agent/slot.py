@@ -40,8 +40,6 @@ TRANSITIONS: dict[tuple[ReplicaPhase, Step], ReplicaPhase] = {
 
 _STORY = 12  # transitions remembered for the message of a StateError
 _SAMPLE_SECONDS = 1.0
-SILENT_SECONDS = 8.0
-"""A replica that called itself idle and then said nothing for so long is stopped: it beats every second."""
 
 
 @dataclass
@@ -67,10 +65,6 @@ class Slot:
     restarts: int = 0
     story: str = ""
     busy: bool = False
-    heard: float = 0.0
-    """When the step last said anything."""
-    worked: bool = False
-    """It has had work since it last called itself idle: it may be deep in a step, even of one that was aborted."""
     last_token: float = 0.0
     last_move: float = 0.0
     tokens: int = 0
@@ -116,7 +110,6 @@ class Slot:
 
     def load(self, busy: bool, now: float) -> None:
         """Note whether work is in flight, and sample the token rate."""
-        self.worked |= busy
         if busy and not self.busy:  # the clock of a stall starts with the work
             self.last_token = self.last_move = now
         self.busy = busy
@@ -130,7 +123,6 @@ class Slot:
         """Move all clocks of the step on: for so long nobody listened to it."""
         self.last_token += seconds
         self.last_move += seconds
-        self.heard += seconds
         if self.unlinked is not None:
             self.unlinked += seconds
         if self.deadline is not None:
@@ -143,14 +135,9 @@ class Slot:
             return False
         return now - self.last_move > stall_seconds or now - self.last_token > 10 * stall_seconds
 
-    def silent(self, now: float, stall_seconds: float) -> bool:
-        """It has nothing to do, and does not say so. One that works is judged by `stalled`."""
-        limit = stall_seconds if self.worked else SILENT_SECONDS
-        return not self.busy and self.unlinked is None and now - self.heard > limit
-
     def reset(self) -> None:
         """Forget what belonged to the last step."""
-        self.known = self.serving = self.killed = self.probing = self.busy = self.worked = False
+        self.known = self.serving = self.killed = self.probing = self.busy = False
         self.deadline = self.unlinked = None
         self.running = self.waiting = self.kv_free = self.steps = self.prefix_hits = self.preemptions = 0
         self.rate, self.idle = 0.0, ()

@@ -186,6 +186,12 @@ class Client:
         longest = min(self._longest, 0.05 * 2 ** min(self._failures, 10))
         self._timer = self._loop.call_later(longest * (0.5 + random.random() / 2), self._open)
 
+    def reconnect(self) -> None:
+        """Drop the connection, as if lost."""
+        if self._line is not None:
+            self._line.close()
+            self._lost()
+
     def close(self) -> None:
         self._timer.cancel()
         self.up = False

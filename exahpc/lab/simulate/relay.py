@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from exahpc.entry.fleet import Agent
 from exahpc.lab.emulated.model import Batch
@@ -91,8 +91,8 @@ class Relay:
 
     def _start_waiting(self, replica: Replica, now: float) -> None:
         """Who waits for an empty replica may have it now."""
-        while (choice := replica.capacity.next(now)) is not None:
-            self._admit(replica, cast(Work, choice), now)
+        while (work := replica.capacity.next(now)) is not None:
+            self._admit(replica, work, now)
 
     def cancel(self, request: str) -> None:
         """The client left: no answer."""

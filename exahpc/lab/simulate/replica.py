@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from exahpc.agent.capacity import Capacity
 from exahpc.agent.service import VARIED, Meter, Timing
@@ -58,8 +58,8 @@ class Replica:
     def __init__(self, hello: ReplicaHello, batch: Batch, meter: Meter) -> None:
         self.slot, self.incarnation = hello.slot, hello.incarnation
         self.batch = batch
-        self.capacity = Capacity(hello, meter)
-        self.works = cast("dict[int, Work]", self.capacity.running)
+        self.capacity: Capacity[Work] = Capacity(hello, meter)
+        self.works = self.capacity.running
         self.due = math.inf
         self.living = True
         self.told_tokens = 0
@@ -75,24 +75,21 @@ class Replica:
     @property
     def waiting(self) -> list[Work]:
         """What waits for the replica to be empty."""
-        return cast("list[Work]", list(self.capacity.online))
+        return list(self.capacity.online)
 
     def wait(self, work: Work) -> None:
         """It gets its place when the replica is empty."""
-        choice: Any = work
-        self.capacity.wait(choice)
+        self.capacity.wait(work)
 
     def admit(self, work: Work, sequence: int, now: float) -> None:
         work.timing = Timing(now)
         work.told_at = now
-        choice: Any = work
-        self.capacity.start(choice, sequence)
+        self.capacity.start(work, sequence)
         self.batch.admit(sequence, work.prefill, max(1, work.new - work.count), now)
 
     def started(self, work: Work, now: float, *, odd: bool) -> None:
         """Its first token of this attempt. odd: all of them will be the same."""
-        choice: Any = work
-        self.capacity.meter.first(choice, 0 if odd else VARIED, now)
+        self.capacity.meter.first(work, 0 if odd else VARIED, now)
         work.left -= work.prefill + 1
         work.prefill = 0
         work.count += 1
@@ -100,15 +97,13 @@ class Replica:
     def ended(self, work: Work, now: float) -> None:
         """It has all its tokens."""
         meter = self.capacity.meter
-        choice: Any = work
-        meter.odd += meter.ended(choice, now)
+        meter.odd += meter.ended(work, now)
         meter.served += 1
-        self.capacity.leave(choice)
+        self.capacity.leave(work)
 
     def leave(self, work: Work) -> bool:
         """It ended otherwise. False when it only waited."""
-        choice: Any = work
-        return self.capacity.leave(choice)
+        return self.capacity.leave(work)
 
     def count(self) -> None:
         """Bring the books of all sequences up to where the batch is."""

@@ -35,7 +35,7 @@ from exahpc.agent.events import (
     Tick,
 )
 from exahpc.agent.leaving import KILL_GRACE, STOP_GRACE
-from exahpc.agent.slot import SILENT_SECONDS, TRANSITIONS
+from exahpc.agent.slot import TRANSITIONS
 from exahpc.deployment.spec import Recovery
 from exahpc.errors import StateError
 from exahpc.wire.messages import DrainAgent, RestartReplica, Welcome
@@ -158,7 +158,6 @@ def test_an_adopted_replica_that_had_been_ready_gets_a_short_time_only() -> None
 def test_work_without_a_token_for_stall_seconds_kills_and_moves_the_work() -> None:
     core = AgentCore([0], RECOVERY)
     ready(core, 0, 1, 0)
-    core.handle(Beat(0, 1, 0, 0, 10, 1, ()), 999)
     core.handle(Tick(), 1000)  # idle for long: no stall
     assert phase(core) == "ready"
     core.handle(Tick(frozenset({0})), 1001)
@@ -227,27 +226,6 @@ def test_a_lost_socket_waits_for_the_steps_end_then_kills() -> None:
     core.handle(LinkLost(0, 1), 10)
     assert told(core.handle(Tick(), 10 + LINK_GRACE)) == []
     assert [type(a) for a in told(core.handle(Tick(), 10.1 + LINK_GRACE))] == [Lost, Kill]
-
-
-def test_an_idle_replica_that_says_nothing_is_killed() -> None:
-    core = AgentCore([0], RECOVERY)
-    ready(core, 0, 1, 0)
-    core.handle(Beat(0, 1, 0, 0, 10, 1, ()), 5)
-    assert told(core.handle(Tick(), 5 + SILENT_SECONDS)) == []
-    assert [type(a) for a in told(core.handle(Tick(), 5.1 + SILENT_SECONDS))] == [Lost, Kill]
-    assert core.states(14)[0].story.startswith("not a word for 8.1 s")
-
-
-def test_one_whose_work_was_aborted_may_be_deep_in_its_step_until_it_calls_itself_idle() -> None:
-    core = AgentCore([0], RECOVERY)
-    ready(core, 0, 1, 0)
-    core.handle(Beat(0, 1, 0, 0, 10, 1, ()), 1)
-    core.handle(Tick(frozenset({0})), 1)
-    core.handle(Tick(), 2)  # the client has left
-    assert told(core.handle(Tick(), 1 + RECOVERY.stall_seconds)) == []
-    core.handle(Beat(0, 1, 0, 0, 10, 2, ()), 1 + RECOVERY.stall_seconds)
-    assert told(core.handle(Tick(), 9 + RECOVERY.stall_seconds)) == []
-    assert [type(a) for a in told(core.handle(Tick(), 9.1 + RECOVERY.stall_seconds))] == [Lost, Kill]
 
 
 def test_a_link_that_comes_back_means_a_new_canary_and_lost_work() -> None:
