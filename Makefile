@@ -37,10 +37,14 @@ $(STAMPS)/packages: $(STAMPS)/venv requirements/build.txt requirements/base.txt 
 	touch $@
 
 # exahpc itself: whole and compiled to serve, a link to the sources to develop; the one takes the place of the other
-$(STAMPS)/served: $(STAMPS)/packages pyproject.toml packaging/compile.py $(shell find exahpc slurm -name '*.py' -o -name '*.s[bh]*')
+$(STAMPS)/served: $(STAMPS)/packages pyproject.toml $(shell find exahpc slurm packaging -type f ! -name '*.pyc')
 	@echo "== exahpc, compiled where there is a C compiler (a minute)"
 	$(PIP) --no-deps --no-build-isolation --force-reinstall .
 	rm -f $(STAMPS)/edited && touch $@
+	if [ "$${EXAHPC_COMPILE:-}" != 0 ] && ! $(PY) -P -m exahpc.cli --version | grep -q compiled; then # pip keeps it to itself
+	    missing=$$($(PY) packaging/compile.py)
+	    echo "nothing is compiled, exahpc will run slower: $${missing:-EXAHPC_COMPILE=1 makes it an error that says why}"
+	fi
 
 $(STAMPS)/edited: $(STAMPS)/packages pyproject.toml
 	@$(PIP) -q --no-deps --no-build-isolation --editable .
