@@ -18,7 +18,7 @@ from exahpc.wire.link import MAX_MESSAGE_BYTES
 _SIZE = struct.Struct("<I")
 _CHUNK = 2**16  # bytes read at once; then others get their turn
 _MOST_UNREAD = 2**26
-"""Bytes kept for an end that does not read: after that it counts as gone."""
+"""Bytes kept for an end that does not read: with more to send after that it counts as gone."""
 
 
 def listening(path: Path) -> socket.socket:
@@ -56,11 +56,12 @@ class Channel:
         """Send a message, or keep it. False: the other end is gone, or has not read for too long."""
         if self._mute:
             return False
+        if len(self._out) > _MOST_UNREAD:  # what waits, not what comes: two large bodies are no sign of death
+            self._give_up()
+            return False
         self._out += _SIZE.pack(len(body))
         self._out += body
         self.flush()
-        if len(self._out) > _MOST_UNREAD:
-            self._give_up()
         return not self._mute
 
     def flush(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exahpc.wire import channel as channels
 from exahpc.wire.channel import Channel
 from exahpc.wire.link import MAX_MESSAGE_BYTES
 
@@ -54,4 +56,20 @@ def test_what_came_before_the_other_ends_death_can_be_read_after_a_send_has_fail
     assert channel.receive() == [b"last word"]
     assert channel.receive() == []
     assert channel.closed
+    channel.close()
+
+
+def test_the_largest_messages_may_come_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "_MOST_UNREAD", 500_000)
+    a, b = pair()
+    sending, channel = Channel(a), Channel(b)
+    words = [b"x" * 499_000, b"y" * 499_000]
+    assert all(sending.send(word) for word in words)
+    heard: list[bytes] = []
+    while len(heard) < 2:
+        heard += channel.receive()
+        sending.flush()
+    assert heard == words
+    assert not all(sending.send(word) for word in words * 2), "it does not read"
+    sending.close()
     channel.close()
