@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,7 @@ class Entries:
         self._on_message, self._on_gone = on_message, on_gone
         self._server = link.Server(ctx, key, host, EntryToAgent, self._heard)
         self._door = None if door is None else _opened(door, self._heard)
+        self._directory = None if door is None else door.parent
         self._loop = asyncio.get_running_loop()
         self._peers: set[bytes] = set()
         self._waiting: dict[bytes, list[Answer]] = {}
@@ -119,6 +121,9 @@ class Entries:
         self._server.close()
         if self._door is not None:
             self._door.close()
+        if self._directory is not None:
+            with contextlib.suppress(OSError):  # others have something in it
+                self._directory.rmdir()
 
 
 def _opened(door: Path, on_message: Callable[[bytes, Any], None]) -> local.Server | None:

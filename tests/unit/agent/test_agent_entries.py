@@ -158,6 +158,22 @@ def test_entries_of_this_node_come_through_the_door_and_others_over_the_network(
     asyncio.run(story())
 
 
+def test_the_last_one_removes_the_directory_of_the_doors(tmp_path: Path) -> None:
+    async def story() -> None:
+        key, room = link.FleetKey.make(), tmp_path / "room"
+        room.mkdir()
+        doors = [room / f"a-{task}.1.door" for task in (0, 1)]
+        first, last = (
+            Entries(link.context(), key, "127.0.0.1", lambda peer, message: None, print, door) for door in doors
+        )
+        first.close()
+        assert list(room.iterdir()) == doors[1:]
+        last.close()
+        assert not room.exists()
+
+    asyncio.run(story())
+
+
 def test_a_door_that_cannot_be_opened_is_missed_by_nobody(tmp_path: Path) -> None:
     async def story() -> None:
         ctx, key, heard = link.context(), link.FleetKey.make(), list[Any]()
