@@ -17,7 +17,7 @@ from exahpc.wire.link import MAX_MESSAGE_BYTES
 
 _SIZE = struct.Struct("<I")
 _CHUNK = 2**16  # bytes read at once; then others get their turn
-_MOST_UNREAD = 2**26
+_MOST_UNREAD = 2**28
 """Bytes kept for an end that does not read: with more to send after that it counts as gone."""
 
 
