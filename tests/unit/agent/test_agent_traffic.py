@@ -91,6 +91,8 @@ class NotedRelay:
 
 
 class NotedWorker:
+    busy = True
+
     def __init__(self, rows: int) -> None:
         self.ready = [Row(f"1.{i}", "chat", b"{}", i) for i in range(rows)]
         self.notes: list[Any] = []
