@@ -70,6 +70,12 @@ def require_descriptors(wanted: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def pause(failures: int, longest: float) -> float:
+    """Seconds until the next attempt to connect: twice as long after each failure, and never the same for all."""
+    doubled: float = min(longest, 0.05 * 2 ** min(failures, 10))
+    return doubled * (0.5 + random.random() / 2)
+
+
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """A ZeroMQ context with room for thousands of sockets."""
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -331,8 +337,7 @@ class Client:
 
     def _retry(self) -> None:
         self._failures += 1
-        longest = min(self._longest, 0.05 * 2 ** min(self._failures, 10))
-        self._timer = self._loop.call_later(longest * (0.5 + random.random() / 2), self._open)
+        self._timer = self._loop.call_later(pause(self._failures, self._longest), self._open)
 
     def reconnect(self) -> None:
         """Drop the connection, as if lost, and ask `locate` again."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from exahpc.wire.channel import Channel, listening
+from exahpc.wire.link import pause
 from exahpc.wire.messages import Message
 
 log = logging.getLogger(__name__)
@@ -183,8 +183,7 @@ class Client:
 
     def _retry(self) -> None:
         self._failures += 1
-        longest = min(self._longest, 0.05 * 2 ** min(self._failures, 10))
-        self._timer = self._loop.call_later(longest * (0.5 + random.random() / 2), self._open)
+        self._timer = self._loop.call_later(pause(self._failures, self._longest), self._open)
 
     def reconnect(self) -> None:
         """Drop the connection, as if lost."""
